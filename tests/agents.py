@@ -1,16 +1,13 @@
 """Agents with a single model that answers their turns, as most tests need them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from pathlib import Path
-from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
-from agent.context.commit import UndoPreview
-from agent.context.job import CompressionOutcome, CompressionPreview, CompressionResult, NotNeeded
 from agent.context.limits import ContextSettings, Limits
-from agent.context.measure import ContextStatus, MeasuredPrompt
+from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
 from agent.context.pending import CompressionRegistry
 from agent.images.model_images import ModelImages
@@ -23,12 +20,10 @@ from agent.tools.offers import OfferRegistry
 from agent.tools.registry import ToolRegistry
 from agent.turn import MAX_TOOL_ROUNDS, Agent, Answer
 from gateway.turns.fallbacks import check_size
-from hermes_state.compressions import Layer
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View
 from hermes_state.turns import RunningTurn
-from hermes_state.values import Clock, ConversationRef, Millis, SessionId, Tokens
+from hermes_state.values import Clock, Tokens
 
 if TYPE_CHECKING:
     from tests.agent.conftest import Sink
@@ -80,7 +75,7 @@ def images_for(client: ModelClient, settings: TurnSettings, store: Store, clock:
 
 
 class SingleModelContext:
-    """Context controller of an agent, bound to its model."""
+    """Context controller of an agent, whose methods get its model as second argument."""
 
     def __init__(self, agent: Agent, model: ModelHandle) -> None:
         self._context = agent.context
@@ -90,28 +85,11 @@ class SingleModelContext:
     def limits(self) -> Limits:
         return self._model.limits
 
-    async def status(self, conversation: ConversationRef) -> ContextStatus:
-        return await self._context.status(conversation, self._model)
-
-    async def make_room(
-        self, conversation: ConversationRef, view: View, layer: Layer, known: MeasuredPrompt | None = None
-    ) -> MeasuredPrompt:
-        return await self._context.make_room(conversation, self._model, view, layer, known)
-
-    async def prepare_by_hand(self, conversation: ConversationRef, **options: Any) -> CompressionResult:
-        return await self._context.prepare_by_hand(conversation, self._model, **options)
-
-    async def preview(self, conversation: ConversationRef) -> CompressionPreview | NotNeeded:
-        return await self._context.preview(conversation, self._model)
-
-    async def plan_undo(self, conversation: ConversationRef) -> UndoPreview | None:
-        return await self._context.plan_undo(conversation, self._model)
-
-    def settle(self, db: Connection, result: CompressionResult, now: Millis) -> CompressionOutcome:
-        return self._context.settle(db, result, now)
-
-    async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
-        await self._context.ended(session_id, was_reset=was_reset)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method: Callable[..., Any] = getattr(self._context, name)
+        if name in ("settle", "ended"):
+            return method
+        return lambda conversation, *rest, **options: method(conversation, self._model, *rest, **options)
 
 
 class SingleModelAgent:

@@ -1,20 +1,23 @@
 """Fixtures: a real store, a fake model server in this process, and a chat for turns."""
 
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from sqlite3 import Connection
+from typing import Any
 
 import pytest
 
-from agent.model.base import Endpoint
+from agent.model.base import ChatModel, Endpoint
+from agent.model.client import RetryPolicy
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
-from agent.tools.registry import ToolRegistry
+from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Answer
 from hermes_state import chats, inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
-from hermes_state.journal import ModelAnswer
+from hermes_state.journal import ModelAnswer, PreparedMessage
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_messages, load_view
 from hermes_state.turns import RunningTurn
@@ -22,16 +25,19 @@ from hermes_state.values import (
     ChatId,
     ChatKey,
     ChatKind,
+    Image,
     InboxId,
     Message,
+    MessageBody,
     Millis,
     Tokens,
     Transcript,
     UserRef,
 )
 from tests.agents import SingleModelAgent, TurnSettings
-from tests.clients import client_of
-from tests.fakes import fake_llm, labkit
+from tests.clients import FAST_RETRY, client_of
+from tests.fakes import fake_llm
+from tests.fakes.labkit import Server
 
 SENT_AT = Millis(1_767_225_600_000)  # 2026-01-01 00:00 UTC
 
@@ -69,27 +75,12 @@ class Chat:
     async def id(self) -> ChatId:
         return await self.store.write(chats.ensure_chat, self.key, self.kind, None, SENT_AT)
 
-    async def receive(
-        self,
-        text: str,
-        *,
-        mode: InboxMode = InboxMode.QUEUE,
-        sender: str = "42",
-        name: str = "Ann",
-        sent_at: Millis = SENT_AT,
-    ) -> InboxId:
+    async def receive(self, text: str, *, mode: InboxMode = InboxMode.QUEUE, sent_at: Millis = SENT_AT) -> InboxId:
         """Store an inbound message."""
-        return await self.store.write(self._receive, next(self._events), text, mode, sender, name, sent_at)
+        return await self.store.write(self._receive, next(self._events), text, mode, sent_at)
 
     def _receive(
-        self,
-        db: Connection,
-        number: int,
-        text: str,
-        mode: InboxMode = InboxMode.QUEUE,
-        sender: str = "42",
-        name: str = "Ann",
-        sent_at: Millis = SENT_AT,
+        self, db: Connection, number: int, text: str, mode: InboxMode = InboxMode.QUEUE, sent_at: Millis = SENT_AT
     ) -> InboxId:
         row = NewInboxRow(
             platform=self.key.platform,
@@ -98,16 +89,14 @@ class Chat:
             chat_id=chats.ensure_chat(db, self.key, self.kind, None, SENT_AT),
             kind=InboxKind.MESSAGE,
             mode=mode,
-            sender_ref=UserRef(f"telegram:{sender}"),
-            sender_name=name,
+            sender_ref=UserRef("telegram:42"),
+            sender_name="Ann",
             message_ref=str(number),
             payload=InboxPayload(text=text),
             expects_more=False,
             sent_at=sent_at,
         )
-        stored = inbox.insert(db, row, SENT_AT)
-        assert stored is not None
-        return stored
+        return inbox.insert(db, row, SENT_AT)
 
     async def start(self, *texts: str) -> RunningTurn:
         """Start a turn with messages that arrive now."""
@@ -117,6 +106,12 @@ class Chat:
     def _start(self, db: Connection, arrived: Sequence[tuple[int, str]], now: Millis) -> RunningTurn:
         ids = [self._receive(db, number, text) for number, text in arrived]
         return journal.start_turn(db, chats.ensure_chat(db, self.key, self.kind, None, SENT_AT), ids, {}, now)
+
+    async def start_with_images(self, text: str, *images: Image) -> RunningTurn:
+        """Start a turn with one message, whose images are in the store."""
+        received = await self.receive(text)
+        prepared = {received: PreparedMessage(body=MessageBody(images=images))}
+        return await self.store.write(journal.start_turn, await self.id(), [received], prepared, self.clock.now())
 
     async def finish(self, turn: RunningTurn, answer: Answer) -> None:
         await self.store.write(_finish, turn, answer, self.clock.now())
@@ -150,6 +145,26 @@ def _finish(db: Connection, turn: RunningTurn, answer: Answer, now: Millis) -> N
     journal.finish_turn(db, turn, final, now)
 
 
+def agent_for(
+    chat: Chat,
+    model: ChatModel,
+    tools: Iterable[Tool] | None = None,
+    *,
+    configured: TurnSettings | None = None,
+    policy: RetryPolicy = FAST_RETRY,
+    **options: Any,
+) -> SingleModelAgent:
+    """Return an agent of a chat. By default, it has the recall tools. `options` are passed to `SingleModelAgent`."""
+    return SingleModelAgent(
+        store=chat.store,
+        client=client_of(model, chat.store, chat.clock, policy),
+        tools=ToolRegistry(recall_tools() if tools is None else tools),
+        settings=configured or settings(),
+        clock=chat.clock,
+        **options,
+    )
+
+
 def settings(**changes: object) -> TurnSettings:
     values = {"context_length": Tokens(131_072), "max_output_tokens": Tokens(8_192)} | changes
     return TurnSettings(**values)  # type: ignore[arg-type]  # tests name the fields they change
@@ -161,36 +176,51 @@ async def chat(store: Store) -> Chat:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[labkit.Server]:
-    running = await labkit.Server(fake_llm.make_app()).start()
+async def server() -> AsyncIterator[Server]:
+    running = await Server(fake_llm.make_app()).start()
     yield running
     await running.stop()
 
 
 @pytest.fixture
-def llm(server: labkit.Server) -> fake_llm.LLM:
+def llm(server: Server) -> fake_llm.LLM:
     """State of the fake model server."""
     return server.app[fake_llm.LLM_KEY]
 
 
-@pytest.fixture
-async def model(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+@asynccontextmanager
+async def dialled(server: Server, name: str, *, read_seconds: float = 20.0) -> AsyncIterator[ChatModel]:
+    """A model of the fake server."""
     made = ChatCompletionsModel(
         Endpoint(
-            model="lab-128k", api_key="lab-key", base_url=f"{server.url}/v1", connect_seconds=20.0, read_seconds=20.0
+            model=name, api_key="lab-key", base_url=f"{server.url}/v1", connect_seconds=20.0, read_seconds=read_seconds
         )
     )
-    yield made
-    await made.close()
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 @pytest.fixture
-def agent(chat: Chat, model: ChatCompletionsModel) -> SingleModelAgent:
+async def model(server: Server) -> AsyncIterator[ChatModel]:
+    async with dialled(server, "lab-128k") as made:
+        yield made
+
+
+@pytest.fixture
+async def small(server: Server) -> AsyncIterator[ChatModel]:
+    async with dialled(server, "lab-8k") as made:
+        yield made
+
+
+@pytest.fixture
+async def medium(server: Server) -> AsyncIterator[ChatModel]:
+    async with dialled(server, "lab-32k") as made:
+        yield made
+
+
+@pytest.fixture
+def agent(chat: Chat, model: ChatModel) -> SingleModelAgent:
     """Agent on the fake model server with the recall tools."""
-    return SingleModelAgent(
-        store=chat.store,
-        client=client_of(model, chat.store, chat.clock),
-        tools=ToolRegistry(recall_tools()),
-        settings=settings(),
-        clock=chat.clock,
-    )
+    return agent_for(chat, model)

@@ -32,30 +32,18 @@ def summary(text: str) -> Message:
 
 def test_a_handoff_has_its_markers_and_says_that_it_is_history() -> None:
     seen = framed(RECORD.stored())
-    assert seen.splitlines()[0] == SUMMARY_PREFIX
-    assert seen.splitlines()[-1] == END_MARKER
+    assert (seen.splitlines()[0], seen.splitlines()[-1]) == (SUMMARY_PREFIX, END_MARKER)
     contract = seen[: seen.index("## Active Task")]
     for promise in ("record", "stay dropped", "Do not repeat work", "tools work as before", "memory outrank"):
         assert promise in contract
-
-
-def test_the_contract_has_no_clause_that_revives_old_tasks() -> None:
-    contract = framed("").lower()
-    assert "resume" not in contract
-    assert "continue" not in contract
+    assert not re.search("resume|continue", framed("").lower()), "no clause revives old tasks"
 
 
 def test_the_stored_form_has_no_frame_and_is_restored() -> None:
     stored = RECORD.stored()
     assert SUMMARY_PREFIX not in stored
     assert END_MARKER not in stored
-    assert parse_handoff(stored) == RECORD
-
-
-def test_a_framed_record_is_read_back_without_its_frame() -> None:
-    body = unframed(framed(RECORD.stored()))
-    assert body is not None
-    assert parse_handoff(body) == RECORD
+    assert parse_handoff(stored) == RECORD == parse_handoff(unframed(framed(stored)))
 
 
 def test_a_single_message_uses_the_singular() -> None:
@@ -76,9 +64,7 @@ def test_instructions_of_another_gateway_before_the_first_heading_are_dropped() 
 
 def test_a_persons_words_after_an_imported_handoff_are_kept() -> None:
     joined = summary(f"{framed('Goal: ship it.')}\n\nAnd please add a test.")
-    found = handoff_in(joined)
-    assert found is not None
-    assert found.text == "Goal: ship it.\n\nAnd please add a test."
+    assert handoff_in(joined).text == "Goal: ship it.\n\nAnd please add a test."
 
 
 @pytest.mark.parametrize("text", ["", "Goal: ship it.", "I saw [CONTEXT SUMMARY]: in a log", "[CONTEXT]"])
@@ -125,15 +111,11 @@ def test_reading_and_defusing_take_linear_time(text: str) -> None:
     assert time.process_time() - before < 1.0
 
 
-# ---- the view of a child session
-
-
 def test_a_child_has_head_handoff_kept_rows_and_tail_in_that_order() -> None:
     rows = (human("a"), answer("b"), human("c"), answer("d"), human("e"), answer("f"))
     cut = Cut(head_end=2, tail_start=5, kept=(4,))
     context = child_context(rows, cut, handoff_for(*middle_of(rows, cut), "text"))
     made = context[2]
-    assert isinstance(made, NewMessage)
     assert (made.role, made.origin) == (MessageRole.USER, Origin.SUMMARY)
     assert [item for item in context if item is not made] == [rows[0].id, rows[1].id, rows[4].id, rows[5].id]
     assert parse_handoff(made.text or "") == Handoff(text="text", messages=2, first_id=rows[2].id, last_id=rows[3].id)
@@ -144,11 +126,9 @@ def test_a_handoff_includes_the_sources_of_the_earlier_handoff() -> None:
     rows = (human("a"), answer("b"), earlier, human("c"), answer("d"), human("e"))
     cut = Cut(head_end=2, tail_start=5)
     middle, previous = middle_of(rows, cut)
-    assert previous is not None
     assert previous.text == "before"
     made = handoff_for(middle, previous, "after")
-    assert (made.messages, made.first_id) == (42, 2)
-    assert made.last_id == max(60, rows[4].id)
+    assert (made.messages, made.first_id, made.last_id) == (42, 2, max(60, rows[4].id))
     context = child_context(rows, cut, made)
     assert sum(isinstance(item, NewMessage) for item in context) == 1
     assert earlier.id not in context
@@ -157,12 +137,7 @@ def test_a_handoff_includes_the_sources_of_the_earlier_handoff() -> None:
 def test_several_imported_handoffs_become_one() -> None:
     rows = (summary("[CONTEXT SUMMARY]: one"), human("a"), summary("[CONTEXT COMPACTION] two"), answer("b"), human("c"))
     middle, previous = middle_of(rows, Cut(head_end=0, tail_start=4))
-    assert previous is not None
-    assert previous.text == "one\n\ntwo"
-    assert [one.text for one in middle] == ["a", "b"]
-
-
-# ---- the calls named in the handoff
+    assert (previous.text, [one.text for one in middle]) == ("one\n\ntwo", ["a", "b"])
 
 
 async def test_the_calls_named_in_a_handoff_reach_its_messages(chat: Chat) -> None:
@@ -170,7 +145,6 @@ async def test_the_calls_named_in_a_handoff_reach_its_messages(chat: Chat) -> No
     said = (await chat.view(turn))[0]
     seen = framed(Handoff(text="x", messages=1, first_id=said.id, last_id=said.id).stored())
     named = re.search(rf'{HISTORY_OPEN}\(id="(m\d+)"\)', seen)
-    assert named is not None
     assert "The gate code is 4711." in (await call(chat, turn, HISTORY_OPEN, id=named[1])).text
     assert f'{HISTORY_SEARCH}(query="' in seen
     assert f"{named[1]} " in (await call(chat, turn, HISTORY_SEARCH, query="gate code")).text

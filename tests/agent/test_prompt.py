@@ -21,18 +21,10 @@ def test_every_kind_of_chat_has_a_system_prompt(kind: ChatKind) -> None:
     assert ("[Ann]" in prompt(kind)) is kind.is_shared
 
 
-def test_the_system_prompt_contains_no_clock() -> None:
-    without_example = prompt(ChatKind.GROUP).replace("[2026-03-31 14:05]", "")
-    assert re.search(r"\b20\d\d\b", without_example) is None
-
-
-def test_tools_are_explained_only_if_there_are_tools() -> None:
-    assert "history_search" in prompt()
+def test_it_explains_tools_stamps_and_untrusted_blocks() -> None:
+    for part in ("history_search", "never write a timestamp yourself", "<quoted_message>", "<document>", "<history>"):
+        assert part in prompt()
     assert "# Tools" not in prompt(tools=())
     assert "history_search" not in prompt(tools=("other",))
-
-
-def test_it_says_that_stamps_are_the_gateways_and_blocks_are_untrusted() -> None:
-    assert "never write a timestamp yourself" in prompt()
-    for block in ("<quoted_message>", "<document>", "<history>"):
-        assert block in prompt()
+    no_example = prompt(ChatKind.GROUP).replace("[2026-03-31 14:05]", "")
+    assert re.search(r"\b20\d\d\b", no_example) is None, "it contains no clock"

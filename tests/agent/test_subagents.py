@@ -67,22 +67,13 @@ def test_a_subagent_writes_only_without_an_approval_policy(policy: Policy) -> No
     assert access.policy(ToolEffect.WRITES, CHAT) is wanted, "a sub-agent never asks for approval"
 
 
-def test_tools_of_the_conversation_are_not_given_to_subagents() -> None:
-    assert refusal(todo_tool(SystemClock())) == OF_THE_CONVERSATION
-    assert refusal(delegate_tool) == OF_THE_CONVERSATION
-    assert refusal(made("schedule", ToolEffect.WRITES)) == OF_THE_CONVERSATION
-
-
 def test_a_subagent_gets_the_named_tools_and_the_recall_tools() -> None:
-    names = frozenset({"look"})
-    assert refusal(made("look", ToolEffect.READ_ONLY), names=names) is None
-    assert refusal(made("other", ToolEffect.READ_ONLY), names=names) == NOT_GIVEN
+    names, look = frozenset({"look"}), ToolEffect.READ_ONLY
+    assert (refusal(made("look", look), names=names), refusal(made("other", look), names=names)) == (None, NOT_GIVEN)
     assert [refusal(tool, names=names) for tool in recall_tools()] == [None, None]
-
-
-def test_admin_tools_stay_restricted_in_subagents() -> None:
-    tool = made("secret", ToolEffect.READ_ONLY)
-    assert (refusal(tool), refusal(tool, person=ADMIN)) == ("for admins", None)
+    for tool in (todo_tool(SystemClock()), delegate_tool, made("schedule", ToolEffect.WRITES)):
+        assert refusal(tool) == OF_THE_CONVERSATION
+    assert (refusal(made("secret", look)), refusal(made("secret", look), person=ADMIN)) == ("for admins", None)
 
 
 async def test_a_broken_database_fails_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

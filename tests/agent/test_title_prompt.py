@@ -76,35 +76,32 @@ def test_a_title_is_one_plain_line(written: str, title: str) -> None:
     assert checked_title(reply(written), redact) == title
 
 
+UNUSABLE = [
+    "",
+    "...",
+    '""',
+    "Here is a title:\nBroken login",
+    "I'm sorry, I can't help with that",
+    "<think>\nstill thinking",
+]
+UNUSABLE += ["Es tut mir leid, das geht nicht", "抱歉，我无法回答这个问题", "word " * 13, "x" * (MAX_CHARACTERS + 1)]
+UNUSABLE += ["<think>\nstill thinking", "See https://example.org/login", "Key sk-abcdefghijklmnop1234567890"]
+UNUSABLE += ["Login with [REDACTED]", "Login with [redacted]"]
+CALL = ToolCall(id="1", name="history_search", arguments="{}")
+
+
 @pytest.mark.parametrize(
-    "written",
+    "made",
     [
-        "",
-        "...",
-        '""',
-        "Here is a title:\nBroken login",
-        "I'm sorry, I can't help with that",
-        "Es tut mir leid, das geht nicht",
-        "抱歉，我无法回答这个问题",
-        "word " * 13,
-        "x" * (MAX_CHARACTERS + 1),
-        "See https://example.org/login",
-        "Key sk-abcdefghijklmnop1234567890",
-        "Login with [REDACTED]",
-        "Login with [redacted]",
-        "<think>\nstill thinking",
+        *map(reply, UNUSABLE),
+        reply("Broken", FinishReason.LENGTH),
+        reply("Broken login", FinishReason.TOOL_CALLS, CALL),
     ],
+    ids=lambda made: made.text,
 )
-def test_unusable_titles_are_refused(written: str) -> None:
+def test_unusable_titles_are_refused(made: ModelReply) -> None:
     with pytest.raises(ReplyMalformed):
-        checked_title(reply(written), redact)
-
-
-def test_a_title_that_was_cut_off_or_has_a_call_is_refused() -> None:
-    call = ToolCall(id="1", name="history_search", arguments="{}")
-    for made in (reply("Broken", FinishReason.LENGTH), reply("Broken login", FinishReason.TOOL_CALLS, call)):
-        with pytest.raises(ReplyMalformed):
-            checked_title(made, redact)
+        checked_title(made, redact)
 
 
 @given(text=st.text() | st.lists(st.sampled_from(['"', "a", " ", "\n", "*", "#", "Title:", ".", "<"])).map("".join))

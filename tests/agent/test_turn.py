@@ -11,7 +11,7 @@ from agent.context.limits import ContextSettings
 from agent.context.pending import CompressionRegistry
 from agent.memory.sections import SectionReader
 from agent.memory.skills import SkillCatalog
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel
 from agent.prompt import PromptBuilder
 from agent.tool_calls import OUTCOME_UNKNOWN
 from agent.tools.recall import recall_tools
@@ -25,7 +25,7 @@ from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import ChatKey, Message, MessageRole, ModelCall, Tokens, ToolCall, ToolEffect
-from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.conftest import Chat, Sink, agent_for, settings
 from tests.agents import SingleModelAgent, TurnSettings, handle_of
 from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
@@ -37,7 +37,7 @@ ANY_OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "requi
 class Workshop:
     """Tools that count their runs, and a factory for an agent with these tools."""
 
-    def __init__(self, chat: Chat, model: ChatCompletionsModel) -> None:
+    def __init__(self, chat: Chat, model: ChatModel) -> None:
         self.chat, self.model = chat, model
         self.ran: list[tuple[str, int]] = []
         self.gate = asyncio.Event()
@@ -60,17 +60,11 @@ class Workshop:
             *recall_tools(),
             *extra,
         )
-        return SingleModelAgent(
-            store=self.chat.store,
-            client=client_of(self.model, self.chat.store, self.chat.clock),
-            tools=ToolRegistry(tools),
-            settings=options or settings(),
-            clock=self.chat.clock,
-        )
+        return agent_for(self.chat, self.model, tools, configured=options)
 
 
 @pytest.fixture
-def shop(chat: Chat, model: ChatCompletionsModel) -> Workshop:
+def shop(chat: Chat, model: ChatModel) -> Workshop:
     return Workshop(chat, model)
 
 
@@ -83,16 +77,13 @@ async def test_a_turn_returns_its_answer_to_the_caller(chat: Chat, agent: Single
     answer = await agent.run(turn, sink)
     assert answer.text == "echo: [2026-01-01 00:00] hello"
     assert answer.reported_prompt_tokens is not None
-    assert answer.call.outcome == "ok"
-    assert sink.shown[-1] == answer.text
+    assert (answer.call.outcome, sink.shown[-1]) == ("ok", answer.text)
     assert all(later.startswith(earlier) for earlier, later in zip(sink.shown, sink.shown[1:], strict=False))
     assert [row.role for row in await chat.said(turn)] == [MessageRole.USER]
     assert await chat.ledger() == []
 
 
-async def test_the_system_prompt_is_made_once_and_leads_every_request(
-    chat: Chat, agent: SingleModelAgent, llm: LLM
-) -> None:
+async def test_the_system_prompt_is_made_once_for_every_request(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
     first = await chat.start("one")
     await chat.finish(first, await agent.run(first, Sink()))
     second = await chat.start("two")
@@ -105,9 +96,7 @@ async def test_the_system_prompt_is_made_once_and_leads_every_request(
     assert stored == one[0]["content"]
 
 
-async def test_a_prompt_measured_by_hygiene_is_not_rebuilt(
-    chat: Chat, model: ChatCompletionsModel, llm: LLM, tmp_path: Path
-) -> None:
+async def test_a_prompt_that_hygiene_measured_is_kept(chat: Chat, model: ChatModel, llm: LLM, tmp_path: Path) -> None:
     looks: list[str] = []
 
     def is_on(name: str, _: ChatKey) -> bool:
@@ -130,8 +119,7 @@ async def test_a_prompt_measured_by_hygiene_is_not_rebuilt(
 
 async def test_tools_run_and_their_results_are_rows(chat: Chat, shop: Workshop) -> None:
     turn = await chat.start('[[tool:read {"n": 1}]] [[tool:write {"n": 2}]]')
-    answer = await shop.agent().run(turn, Sink())
-    assert answer.text == "tool said: done 1 | done 2"
+    assert (await shop.agent().run(turn, Sink())).text == "tool said: done 1 | done 2"
     assert sorted(shop.ran) == [("read", 1), ("write", 2)]
     said = await chat.said(turn)
     assert [row.role for row in said] == [MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.TOOL]
@@ -197,9 +185,7 @@ def _bad(name: str, run: Any, **more: Any) -> Tool:
         ("gone {}", "there is no tool named 'gone'"),
     ],
 )
-async def test_tool_errors_are_results_for_the_model(
-    chat: Chat, shop: Workshop, llm: LLM, call: str, told: str
-) -> None:
+async def test_tool_errors_are_results(chat: Chat, shop: Workshop, llm: LLM, call: str, told: str) -> None:
     extra = (
         _bad("crash", _crash),
         _bad("refuse", _refuse),
@@ -226,8 +212,7 @@ async def test_a_steer_joins_before_the_next_model_call(chat: Chat, shop: Worksh
     await chat.receive("rather in French", mode=InboxMode.STEER)
     await chat.receive("and later this", mode=InboxMode.QUEUE)
     shop.gate.set()
-    answer = await running
-    assert answer.text == "echo: [2026-01-01 00:00] rather in French"
+    assert (await running).text == "echo: [2026-01-01 00:00] rather in French"
     assert [message["role"] for message in llm.requests.rows[1]["body"]["messages"]] == [
         "system", "user", "assistant", "tool", "user",
     ]  # fmt: skip
@@ -243,12 +228,9 @@ async def test_text_with_calls_is_shown_and_stored_but_is_not_the_answer(chat: C
     assert (await chat.said(turn))[1].text == "Let me look."
 
 
-async def test_an_answer_cut_by_the_output_limit_is_kept_and_marked(
-    chat: Chat, agent: SingleModelAgent, llm: LLM
-) -> None:
+async def test_an_answer_cut_by_the_output_limit_is_marked(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
     llm.scripts.append({"times": 1, "reply": {"text": "half an ans", "finish": "length"}})
-    answer = await agent.run(await chat.start("go"), Sink())
-    assert answer.text == f"half an ans\n\n{CUT_OFF}"
+    assert (await agent.run(await chat.start("go"), Sink())).text == f"half an ans\n\n{CUT_OFF}"
 
 
 async def test_a_turn_that_repeats_calls_must_answer(chat: Chat, shop: Workshop, llm: LLM) -> None:
@@ -380,9 +362,7 @@ async def test_a_turn_resumed_after_its_last_result_accepts_steers(chat: Chat, s
         await _end(chat, turn, message, call)
     await chat.receive("in French", mode=InboxMode.STEER)
     answer = await shop.agent().run(turn, Sink())
-    assert shop.ran == []
-    assert answer.text == "echo: [2026-01-01 00:00] in French"
-    assert len(llm.requests.rows) == 1
+    assert (shop.ran, answer.text, len(llm.requests.rows)) == ([], "echo: [2026-01-01 00:00] in French", 1)
 
 
 @pytest.mark.parametrize("place", range(1, 40))
@@ -394,12 +374,10 @@ async def test_a_turn_cancelled_at_any_step_resumes_without_duplicates(chat: Cha
     running.cancel()
     await asyncio.wait([running])
     turn = await chat.store.write(journal.take_up, turn, True)
-    answer = await shop.agent().run(turn, Sink())
-    assert answer.text.startswith("tool said: ")
+    assert (await shop.agent().run(turn, Sink())).text.startswith("tool said: ")
     assert [name for name, _ in shop.ran].count("write") <= 1
     said = await chat.said(turn)
-    assert len(tool_texts(said)) == 2
-    assert len(said) == 4
+    assert (len(tool_texts(said)), len(said)) == (2, 4)
 
 
 async def test_a_stopped_turn_ends_without_an_answer(chat: Chat, shop: Workshop) -> None:

@@ -1,7 +1,6 @@
 """Conversations that fill their window, and the stored results of their compressions."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from sqlite3 import Connection
@@ -12,10 +11,9 @@ from agent.context.limits import ContextSettings
 from agent.context.model_handle import SummaryRoute
 from agent.context.pending import CompressionRegistry
 from agent.context.state import ContextState, state_of
-from agent.model.base import Endpoint
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel
 from agent.prompt import DEFAULT_PERSONA
-from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from agent.tools.registry import Tool, ToolContext
 from agent.turn import Answer
 from gateway.config.context_settings import NoticeConfig
 from gateway.outbound.notices import NoticeWriter
@@ -33,16 +31,13 @@ from hermes_state.values import (
     ToolEffect,
     Transcript,
 )
-from tests.agent.conftest import SENT_AT, Chat, FixedClock, settings
+from tests.agent.conftest import SENT_AT, Chat, FixedClock, agent_for, settings
 from tests.agents import SingleModelAgent
-from tests.clients import client_of
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 from tests.summaries import summary_saying
 
 CONTEXT = 8_192
-OUTPUT = 2_048
-"""Output reserve of `lab-8k`: threshold 4,096 tokens, hygiene 5,530, without room 5,653, full 6,144."""
+"""Window of `lab-8k`. Reserve 2,048 tokens, threshold 4,096 tokens, hygiene 5,530, without room 5,653, full 6,144."""
 WORDS = "The quick brown fox jumps over the lazy dog and runs through the forest. " * 5
 UNPAID = ModelCall(purpose="turn", route="none", model="none", outcome="ok", usage=None, took_ms=0)
 
@@ -75,29 +70,9 @@ class Listening:
         return [event for event in self.events if isinstance(event, Compressed)]
 
 
-@asynccontextmanager
-async def dialled(
-    server: labkit.Server, name: str, *, read_seconds: float = 20.0
-) -> AsyncIterator[ChatCompletionsModel]:
-    """A model of the fake server."""
-    made = ChatCompletionsModel(
-        Endpoint(
-            model=name,
-            api_key="lab-key",
-            base_url=f"{server.url}/v1",
-            connect_seconds=20.0,
-            read_seconds=read_seconds,
-        )
-    )
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
 def agent_of(
     chat: Chat,
-    model: ChatCompletionsModel,
+    model: ChatModel,
     *,
     context: ContextSettings | None = None,
     context_length: int = CONTEXT,
@@ -117,11 +92,11 @@ def agent_of(
     `is_background`.
     """
     notices = NoticeWriter(store=chat.store, settings=NoticeConfig, deliver=lambda _: None, clock=chat.clock)
-    return SingleModelAgent(
-        store=chat.store,
-        client=client_of(model, chat.store, chat.clock),
-        tools=ToolRegistry([DUMP, *tools]),
-        settings=settings(
+    return agent_for(
+        chat,
+        model,
+        [DUMP, *tools],
+        configured=settings(
             context_length=Tokens(context_length),
             max_output_tokens=Tokens(context_length // 4),
             context=replace(context or ContextSettings(), mode="background" if is_background else "blocking"),
@@ -129,7 +104,6 @@ def agent_of(
             sees_images=attachments is not None,
             attachments=attachments,
         ),
-        clock=chat.clock,
         summary_routes=routes,
         listeners=[notices.write, *listeners],
         pending=pending,
@@ -256,3 +230,8 @@ def summary_of(mark: str) -> str:
 def asked_for_summaries(llm: LLM) -> int:
     """Number of requested summaries, including failed ones."""
     return sum(not row["body"].get("tools") for row in llm.requests.rows)
+
+
+def asked_for_turns(llm: LLM) -> list[dict[str, Any]]:
+    """Requests for answers. Requests for summaries have no tools."""
+    return [row for row in llm.requests.rows if row["body"].get("tools")]

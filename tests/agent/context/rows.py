@@ -3,8 +3,11 @@
 import itertools
 from typing import Any
 
+from hermes_state.sessions import Session
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import (
+    ChatId,
+    LineageId,
     Message,
     MessageBody,
     MessageId,
@@ -54,3 +57,20 @@ def answer(text: str | None, *calls: str, **changes: Any) -> Message:
 
 def result(call_id: str, text: str = "seen") -> Message:
     return row(MessageRole.TOOL, text, tool_call_id=call_id, tool_name="look")
+
+
+def session(number: int = 1, parent: int | None = None, **changes: Any) -> Session:
+    values: dict[str, Any] = {
+        "id": SessionId(number),
+        "key": f"s{number}",
+        "chat_id": ChatId(1),
+        "parent_session_id": None if parent is None else SessionId(parent),
+        "lineage_id": LineageId(1),
+        "depth": 0 if parent is None else 1,
+        "system_prompt": "You help.",
+        "started_at": Millis(0),
+        "version": 1,
+        "next_seq": 100,
+        "message_count": 0,
+    }
+    return Session(**(dict.fromkeys(Session.__struct_fields__) | values | changes))

@@ -9,16 +9,16 @@ import pytest
 from agent.context.job import Compressed, CompressionResult
 from agent.context.limits import ContextSettings
 from agent.context.pending import MAX_KEPT, CompressionRegistry
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel
 from agent.tools.registry import Tool, ToolContext
 from hermes_state import journal, sessions, transcripts
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ConversationRef, LineageId, MessageRole, ToolEffect
-from tests.agent.conftest import Chat, Sink
-from tests.agent.context.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of
+from tests.agent.conftest import Chat, Sink, dialled
+from tests.agent.context.contexts import agent_of, asked_for_summaries, fill_and_ask, look, summary_of
 from tests.agents import SingleModelAgent
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 
 WINDOW = 32_768
 """Limits: threshold 16,384 tokens, hygiene 22,119, without room 22,610."""
@@ -26,19 +26,19 @@ LINES = "The harbour master counted every boat twice and wrote it down with grea
 
 
 @pytest.fixture
-async def medium(server: labkit.Server, llm: LLM) -> AsyncIterator[ChatCompletionsModel]:
+async def medium(server: Server, llm: LLM) -> AsyncIterator[ChatModel]:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
     async with dialled(server, "lab-32k") as model:
         yield model
 
 
-def started(chat: Chat, model: ChatCompletionsModel, **options: object) -> SingleModelAgent:
+def started(chat: Chat, model: ChatModel, **options: object) -> SingleModelAgent:
     options = {"is_background": True} | options
     return agent_of(chat, model, context_length=WINDOW, **options)  # type: ignore[arg-type]  # those of `agent_of`
 
 
 @pytest.fixture
-async def agent(chat: Chat, medium: ChatCompletionsModel) -> AsyncIterator[SingleModelAgent]:
+async def agent(chat: Chat, medium: ChatModel) -> AsyncIterator[SingleModelAgent]:
     agent = started(chat, medium)
     yield agent
     await agent.close()
@@ -64,9 +64,7 @@ async def begun(chat: Chat, agent: SingleModelAgent, llm: LLM) -> RunningTurn:
     return turn
 
 
-async def test_a_turn_continues_during_its_summary_and_the_next_turn_commits_it(
-    chat: Chat, agent: SingleModelAgent, llm: LLM
-) -> None:
+async def test_a_turn_continues_and_the_next_commits_its_summary(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
     turn = await begun(chat, agent, llm)
     assert (await look(chat, turn.lineage_id)).depth == 0
     behind = (await chat.view(turn))[-1]
@@ -78,7 +76,7 @@ async def test_a_turn_continues_during_its_summary_and_the_next_turn_commits_it(
     assert (asked_for_summaries(llm), found.summary_calls) == (1, ["ok"])
 
 
-async def test_the_next_step_of_the_turn_commits_a_summary(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
+async def test_the_next_step_of_the_turn_commits_a_summary(chat: Chat, medium: ChatModel, llm: LLM) -> None:
     async def wait(arguments: dict[str, object], context: ToolContext) -> str:
         await prepared(llm, agent, context.lineage_id)
         return "waited"
@@ -96,16 +94,7 @@ async def test_the_next_step_of_the_turn_commits_a_summary(chat: Chat, medium: C
     await agent.close()
 
 
-async def test_nothing_is_prepared_below_the_threshold(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
-    turn = await fill_and_ask(chat, agent, 15_500)
-    await answer(chat, agent, turn)
-    assert not agent.agent.context.pending.is_pending(turn.lineage_id)
-    assert asked_for_summaries(llm) == 0
-
-
-async def test_a_pending_summary_is_requested_once_for_any_number_of_turns(
-    chat: Chat, agent: SingleModelAgent, llm: LLM
-) -> None:
+async def test_a_pending_summary_is_requested_once_for_all_turns(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
     turn = await begun(chat, agent, llm)
     for text in ("and then?", "and now?"):
         await answer(chat, agent, await chat.start(text))
@@ -114,9 +103,7 @@ async def test_a_pending_summary_is_requested_once_for_any_number_of_turns(
 
 
 @pytest.mark.parametrize("refused", [False, True])
-async def test_without_room_a_turn_waits_for_a_pending_summary(
-    refused: bool, chat: Chat, medium: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_without_room_a_turn_awaits_the_summary(refused: bool, chat: Chat, medium: ChatModel, llm: LLM) -> None:
     """In one case only the provider notices that there is no room."""
     waits = asyncio.Event()
 
@@ -139,9 +126,7 @@ async def test_without_room_a_turn_waits_for_a_pending_summary(
     await agent.close()
 
 
-async def test_a_turn_that_fits_does_not_wait_for_a_pending_summary(
-    chat: Chat, agent: SingleModelAgent, llm: LLM
-) -> None:
+async def test_a_turn_that_fits_waits_for_no_pending_summary(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
     turn = await begun(chat, agent, llm)
     following = await chat.start(LINES * 12)
     prompt = await asyncio.wait_for(agent.check(following), 10)
@@ -150,20 +135,20 @@ async def test_a_turn_that_fits_does_not_wait_for_a_pending_summary(
     assert (await look(chat, turn.lineage_id)).depth == 0
 
 
-async def test_in_blocking_mode_a_turn_waits_for_its_summary(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+async def test_in_blocking_mode_a_turn_waits_and_below_the_threshold_nothing_is_prepared(
+    chat: Chat, medium: ChatModel, agent: SingleModelAgent, llm: LLM
 ) -> None:
-    llm.resumed.set()
-    agent = started(chat, medium, is_background=False)
-    turn = await fill_and_ask(chat, agent, 16_500)
+    turn = await fill_and_ask(chat, agent, 15_500)
     await answer(chat, agent, turn)
+    assert (agent.agent.context.pending.is_pending(turn.lineage_id), asked_for_summaries(llm)) == (False, 0)
+    llm.resumed.set()
+    blocking = started(chat, medium, is_background=False)
+    await answer(chat, blocking, await fill_and_ask(chat, blocking, 16_500))
     assert (await look(chat, turn.lineage_id)).compressions == [("preflight", "compressed", "model")]
-    await agent.close()
+    await blocking.close()
 
 
-async def test_a_background_failure_changes_nothing_and_is_reported_once(
-    chat: Chat, agent: SingleModelAgent, llm: LLM
-) -> None:
+async def test_a_background_failure_is_reported_once(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
     llm.scripts.clear()
     llm.add_scripts([{"summary": True, "times": -1, "error": {"kind": "401"}}])
     turn = await fill_and_ask(chat, agent, 16_500)
@@ -199,8 +184,7 @@ async def compress(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> No
 
 
 async def compress_undo(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
-    undoing = await agent.context.plan_undo(turn.conversation)
-    assert undoing is None, "nothing was or will be compressed"
+    assert await agent.context.plan_undo(turn.conversation) is None, "nothing was or will be compressed"
 
 
 EVENTS: dict[str, tuple[Event, list[str]]] = {
@@ -231,9 +215,7 @@ async def test_an_overtaken_summary_is_dropped_but_paid_for(
     assert not agent.agent.context.pending.is_pending(turn.lineage_id)
 
 
-async def test_a_summary_of_a_changed_view_is_dropped_but_paid_for(
-    chat: Chat, agent: SingleModelAgent, llm: LLM
-) -> None:
+async def test_a_summary_of_a_changed_view_is_dropped_but_paid(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
     turn = await begun(chat, agent, llm)
     await prepared(llm, agent, turn.lineage_id)
     session = await chat.store.read(sessions.load_tip, turn.lineage_id)
@@ -252,9 +234,7 @@ def compressed(db: Connection, lineage_id: LineageId) -> list[str]:
     return [row[0] for row in db.execute(query, (lineage_id,))]
 
 
-async def test_a_turn_stopped_while_waiting_leaves_the_summary_to_the_next(
-    chat: Chat, agent: SingleModelAgent, llm: LLM
-) -> None:
+async def test_a_stopped_turn_leaves_the_summary_to_the_next(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
     turn = await fill_and_ask(chat, agent, 22_700)
     waiting = asyncio.create_task(agent.run(turn, Sink()))
     await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
@@ -269,7 +249,7 @@ async def test_a_turn_stopped_while_waiting_leaves_the_summary_to_the_next(
 
 
 async def test_a_new_model_commits_a_summary_started_for_the_old_model(
-    chat: Chat, agent: SingleModelAgent, llm: LLM, server: labkit.Server
+    chat: Chat, agent: SingleModelAgent, llm: LLM, server: Server
 ) -> None:
     turn = await begun(chat, agent, llm)
     await prepared(llm, agent, turn.lineage_id)

@@ -15,10 +15,10 @@ from agent.context.job import Aborted, Compressed
 from agent.context.limits import ContextSettings
 from agent.context.model_handle import SummaryRoute
 from agent.context.state import NO_MODEL_SECONDS
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel
 from hermes_state.turns import RunningTurn
 from hermes_state.values import Origin, Tokens
-from tests.agent.conftest import Chat, Sink
+from tests.agent.conftest import Chat, Sink, dialled
 from tests.agent.context.contexts import (
     CONTEXT,
     Found,
@@ -26,22 +26,21 @@ from tests.agent.context.contexts import (
     asked_for_summaries,
     chat_at,
     clock_of,
-    dialled,
     fill_and_ask,
     look,
     summary_of,
 )
 from tests.agents import SingleModelAgent
 from tests.clients import client_of
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 from tests.sampling import crossed
 
 CROWDED = ContextSettings(hard_message_limit=8)
 """Settings with which hygiene acts although there is room."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """A kind of failure."""
 
@@ -57,53 +56,25 @@ class Fault:
     read_seconds: float = 20.0
 
 
+SILENT: dict[str, Any] = {"told": "took too long", "read_seconds": 1.0}
+LASTING: dict[str, Any] = {"is_passing": False}
+WITHOUT_MODEL: dict[str, Any] = {"seconds": NO_MODEL_SECONDS}
+REFUSAL = "I am sorry, but I cannot help with this request. Is there anything else?"
 FAULTS = {
-    "raises": Fault(reply={"reset": True}, calls=("unavailable",) * 4, told="cannot be reached"),
-    "times out": Fault(reply={"hang": 20}, calls=("timeout",) * 2, told="took too long", read_seconds=1.0),
-    "hangs in the middle": Fault(
-        reply={"text": summary_of("x"), "chunk_chars": 40, "hang_after": 4},
-        calls=("timeout",),
-        told="took too long",
-        read_seconds=1.0,
-    ),
-    "empty": Fault(reply={"text": "  "}, calls=("malformed",) * 2, told="broken or empty", is_passing=False),
-    "truncated": Fault(
-        reply={"text": summary_of("x")[:400], "finish": "length"},
-        calls=("truncated",),
-        told="cut off",
-        is_passing=False,
-    ),
-    "garbage": Fault(
-        reply={"text": "x7 \ufffd Õ¬ lorem 0000 " * 30},
-        calls=("malformed",),
-        told="was not a summary",
-        is_passing=False,
-    ),
-    "malformed": Fault(
-        reply={"text": summary_of("x"), "malformed": 2},
-        calls=("malformed",) * 2,
-        told="broken or empty",
-        is_passing=False,
-    ),
-    "refuses": Fault(
-        reply={"text": "I am sorry, but I cannot help with this request. Is there anything else?"},
-        calls=("refused",),
-        told="declined",
-        is_passing=False,
-    ),
-    "401": Fault(reply={"error": {"kind": "401"}}, calls=("auth",), told="API key", seconds=NO_MODEL_SECONDS),
-    "402": Fault(reply={"error": {"kind": "402"}}, calls=("quota",), told="out of credit", seconds=NO_MODEL_SECONDS),
-    "404": Fault(
-        reply={"error": {"kind": "404"}},
-        calls=("not_offered",),
-        told="does not offer this model",
-        seconds=NO_MODEL_SECONDS,
-    ),
-    "429": Fault(reply={"error": {"kind": "429"}}, calls=("rate_limited",) * 4, told="rate-limiting"),
-    "500": Fault(reply={"error": {"kind": "500"}}, calls=("unavailable",) * 4, told="cannot be reached"),
-    "overflow": Fault(
-        reply={"error": {"kind": "context"}}, calls=("overflow",), told="to summarise do not fit", is_passing=False
-    ),
+    "raises": Fault({"reset": True}, ("unavailable",) * 4, "cannot be reached"),
+    "times out": Fault({"hang": 20}, ("timeout",) * 2, **SILENT),
+    "hangs in the middle": Fault({"text": summary_of("x"), "chunk_chars": 40, "hang_after": 4}, ("timeout",), **SILENT),
+    "empty": Fault({"text": "  "}, ("malformed",) * 2, "broken or empty", **LASTING),
+    "truncated": Fault({"text": summary_of("x")[:400], "finish": "length"}, ("truncated",), "cut off", **LASTING),
+    "garbage": Fault({"text": "x7 \ufffd Õ¬ lorem 0000 " * 30}, ("malformed",), "was not a summary", **LASTING),
+    "malformed": Fault({"text": summary_of("x"), "malformed": 2}, ("malformed",) * 2, "broken or empty", **LASTING),
+    "refuses": Fault({"text": REFUSAL}, ("refused",), "declined", **LASTING),
+    "401": Fault({"error": {"kind": "401"}}, ("auth",), "API key", **WITHOUT_MODEL),
+    "402": Fault({"error": {"kind": "402"}}, ("quota",), "out of credit", **WITHOUT_MODEL),
+    "404": Fault({"error": {"kind": "404"}}, ("not_offered",), "does not offer this model", **WITHOUT_MODEL),
+    "429": Fault({"error": {"kind": "429"}}, ("rate_limited",) * 4, "rate-limiting"),
+    "500": Fault({"error": {"kind": "500"}}, ("unavailable",) * 4, "cannot be reached"),
+    "overflow": Fault({"error": {"kind": "context"}}, ("overflow",), "to summarise do not fit", **LASTING),
 }
 
 
@@ -162,7 +133,7 @@ _SOUNDING = [name for name in FAULTS if name not in _SILENT]
     ("fault_name", "trigger_name"), [*crossed(3, _SOUNDING, list(TRIGGERS)), *crossed(5, _SILENT, list(TRIGGERS))]
 )
 async def test_a_failed_summary_does_not_stop_a_chat(
-    fault_name: str, trigger_name: str, chat: Chat, server: labkit.Server, llm: LLM
+    fault_name: str, trigger_name: str, chat: Chat, server: Server, llm: LLM
 ) -> None:
     fault, trigger, own = FAULTS[fault_name], TRIGGERS[trigger_name], chat_at(chat, 7)
     async with dialled(server, "lab-8k", read_seconds=fault.read_seconds) as model:
@@ -178,23 +149,21 @@ async def test_a_failed_summary_does_not_stop_a_chat(
         assert tuple(found.summary_calls) == fault.calls
         [(key, cooldown)] = found.state.cooldowns.items()
         assert key.startswith(f"{trigger.cools}:{model.route}:{model.name}")
-        assert cooldown.failures == 1
-        assert cooldown.until == clock_of(own).at + fault.seconds * 1_000
-        if fault.is_passing and trigger.has_room:
+        assert (cooldown.failures, cooldown.until) == (1, clock_of(own).at + fault.seconds * 1_000)
+        if is_left_alone := fault.is_passing and trigger.has_room:
             sentence = assert_left_alone(found, trigger, fault.calls[0])
             assert found.view[: len(before.view)] == before.view
         else:
             sentence = assert_made_by_rule(found, trigger)
         assert fault.told in (said or sentence)
         assert "/retry" not in (said or sentence), "no question has failed"
-        if fault.is_passing and trigger.has_room:
+        if is_left_alone:
             await assert_tried_again(own, agent, turn, llm, fault, trigger)
         await agent.close()
 
 
 def assert_left_alone(found: Found, trigger: Trigger, kind: str) -> str:
-    assert found.depth == 0
-    assert found.compressions == [(trigger.layer, "aborted", kind)]
+    assert (found.depth, found.compressions) == (0, [(trigger.layer, "aborted", kind)])
     if trigger.layer == "manual":
         assert found.told == [], "the command sends its own reply"
         return ""
@@ -205,8 +174,7 @@ def assert_left_alone(found: Found, trigger: Trigger, kind: str) -> str:
 
 
 def assert_made_by_rule(found: Found, trigger: Trigger) -> str:
-    assert found.depth == 1
-    assert found.compressions == [(trigger.layer, "compressed", "deterministic")]
+    assert (found.depth, found.compressions) == (1, [(trigger.layer, "compressed", "deterministic")])
     [handoff] = [row.text or "" for row in found.view if row.origin is Origin.SUMMARY]
     stands_for = re.search(r"Stands for (\d+) messages", handoff)
     assert stands_for is not None
@@ -256,6 +224,14 @@ def mend_summaries(llm: LLM) -> None:
     fail_summaries(llm, text=summary_of("mended"))
 
 
+def two_routes(chat: Chat, first: ChatModel, second: ChatModel) -> list[SummaryRoute]:
+    sizes = ((first, 32_768), (second, CONTEXT))
+    return [
+        SummaryRoute(client=client_of(model, chat.store, chat.clock), context_length=Tokens(size))
+        for model, size in sizes
+    ]
+
+
 async def next_turn(chat: Chat, agent: SingleModelAgent) -> RunningTurn:
     turn = await chat.start("go on")
     await converse(chat, agent, turn)
@@ -263,9 +239,7 @@ async def next_turn(chat: Chat, agent: SingleModelAgent) -> RunningTurn:
 
 
 @pytest.mark.parametrize("fault_name", FAULTS)
-async def test_a_summary_replaces_a_record_by_rule_after_the_cooldown(
-    fault_name: str, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_a_summary_replaces_a_rules_record_later(fault_name: str, chat: Chat, server: Server, llm: LLM) -> None:
     fault, own = FAULTS[fault_name], chat_at(chat, 1)
     async with dialled(server, "lab-8k", read_seconds=fault.read_seconds) as model:
         agent = agent_of(own, model)
@@ -288,7 +262,7 @@ async def test_a_summary_replaces_a_record_by_rule_after_the_cooldown(
 
 @pytest.mark.parametrize(("kind", "seconds"), [("401", (600, 600, 600)), ("500", (60, 300, 900, 900))])
 async def test_a_failing_route_cools_down_longer_each_time(
-    kind: str, seconds: tuple[int, ...], chat: Chat, small: ChatCompletionsModel, llm: LLM
+    kind: str, seconds: tuple[int, ...], chat: Chat, small: ChatModel, llm: LLM
 ) -> None:
     own = chat_at(chat, 1)
     agent = agent_of(own, small)
@@ -315,9 +289,7 @@ async def test_a_failing_route_cools_down_longer_each_time(
     assert found.state.cooldowns == {}, "a success is a new beginning"
 
 
-async def test_the_command_ignores_cooldowns_and_its_outcome_counts_for_all_layers(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_the_command_ignores_cooldowns_and_counts_for_all_layers(chat: Chat, small: ChatModel, llm: LLM) -> None:
     own = chat_at(chat, 1)
     agent = agent_of(own, small)
     fail_summaries(llm, error={"kind": "401"})
@@ -326,11 +298,10 @@ async def test_the_command_ignores_cooldowns_and_its_outcome_counts_for_all_laye
     mend_summaries(llm)
     await command(own, agent, turn)
     found = await look(own, turn.lineage_id)
-    assert found.kinds == ["model"]
-    assert found.state.cooldowns == {}
+    assert (found.kinds, found.state.cooldowns) == (["model"], {})
 
 
-async def test_hygiene_and_the_loop_have_separate_cooldowns(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
+async def test_hygiene_and_the_loop_have_separate_cooldowns(chat: Chat, small: ChatModel, llm: LLM) -> None:
     own = chat_at(chat, 1)
     agent = agent_of(own, small, context=CROWDED)
     fail_summaries(llm, error={"kind": "401"})
@@ -343,9 +314,7 @@ async def test_hygiene_and_the_loop_have_separate_cooldowns(chat: Chat, small: C
     assert len(found.told) == 1, "one notice for both layers of the turn"
 
 
-async def test_without_room_a_cooling_route_is_not_asked_and_the_chat_continues(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_without_room_a_cooling_route_is_not_asked(chat: Chat, small: ChatModel, llm: LLM) -> None:
     own = chat_at(chat, 1)
     agent = agent_of(own, small)
     fail_summaries(llm, error={"kind": "500"})
@@ -355,8 +324,7 @@ async def test_without_room_a_cooling_route_is_not_asked_and_the_chat_continues(
     turn = await fill_and_ask(own, agent, 5_700)
     await converse(own, agent, turn)
     found = await look(own, turn.lineage_id)
-    assert asked_for_summaries(llm) == asked
-    assert found.kinds == ["deterministic"]
+    assert (asked_for_summaries(llm), found.kinds) == (asked, ["deterministic"])
     assert "failed a short time ago" in found.told[-1]
     assert found.state.cooldowns, "a record by rule does not end a cooldown"
 
@@ -366,22 +334,17 @@ async def test_without_room_a_cooling_route_is_not_asked_and_the_chat_continues(
 
 @pytest.mark.parametrize("fault_name", FAULTS)
 async def test_if_a_summary_model_fails_the_conversations_model_is_asked_once(
-    fault_name: str, chat: Chat, server: labkit.Server, small: ChatCompletionsModel, llm: LLM
+    fault_name: str, chat: Chat, server: Server, small: ChatModel, llm: LLM
 ) -> None:
     fault, own = FAULTS[fault_name], chat_at(chat, 1)
     async with dialled(server, "lab-32k", read_seconds=fault.read_seconds) as aux:
-        routes = [
-            SummaryRoute(client=client_of(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
-            SummaryRoute(client=client_of(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
-        ]
-        agent = agent_of(own, small, routes=routes)
+        agent = agent_of(own, small, routes=two_routes(chat, aux, small))
         llm.add_scripts([{"summary": True, "model": "lab-32k", "times": -1, **fault.reply}])
         llm.add_scripts([{"summary": True, "model": "lab-8k", "times": -1, "text": summary_of("own")}])
         turn = await fill_and_ask(own, agent, 4_200)
         await converse(own, agent, turn)
         found = await look(own, turn.lineage_id)
-        assert found.kinds == ["model"]
-        assert tuple(found.summary_calls) == (*fault.calls, "ok")
+        assert (found.kinds, tuple(found.summary_calls)) == (["model"], (*fault.calls, "ok"))
         assert found.told == [], "no notice is needed"
         [key] = found.state.cooldowns
         assert key.startswith(f"loop:{aux.route}:{aux.name}")
@@ -394,28 +357,21 @@ async def test_if_a_summary_model_fails_the_conversations_model_is_asked_once(
 
 
 async def test_if_both_routes_fail_each_is_asked_once_and_both_cool_down(
-    chat: Chat, server: labkit.Server, small: ChatCompletionsModel, llm: LLM
+    chat: Chat, server: Server, small: ChatModel, llm: LLM
 ) -> None:
     own = chat_at(chat, 1)
     async with dialled(server, "lab-32k") as aux:
-        routes = [
-            SummaryRoute(client=client_of(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
-            SummaryRoute(client=client_of(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
-        ]
-        agent = agent_of(own, small, routes=routes)
+        agent = agent_of(own, small, routes=two_routes(chat, aux, small))
         fail_summaries(llm, error={"kind": "402"})
         turn = await fill_and_ask(own, agent, 4_200)
         await converse(own, agent, turn)
         found = await look(own, turn.lineage_id)
         assert found.summary_calls == ["quota", "quota"]
-        assert found.compressions == [("preflight", "aborted", "quota")]
-        assert len(found.state.cooldowns) == 2
+        assert (found.compressions, len(found.state.cooldowns)) == ([("preflight", "aborted", "quota")], 2)
         assert len(found.told) == 1
 
 
-async def test_without_summary_models_and_room_a_handoff_is_made_by_rule(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_without_summary_models_and_room_a_rule_makes_the_handoff(chat: Chat, small: ChatModel, llm: LLM) -> None:
     own = chat_at(chat, 1)
     agent = agent_of(own, small, routes=[])
     turn = await fill_and_ask(own, agent, 4_200)
@@ -424,6 +380,4 @@ async def test_without_summary_models_and_room_a_handoff_is_made_by_rule(
     turn = await fill_and_ask(own, agent, 5_700)
     await converse(own, agent, turn)
     found = await look(own, turn.lineage_id)
-    assert found.kinds == ["deterministic"]
-    assert asked_for_summaries(llm) == 0
-    assert len(found.told) == 1
+    assert (found.kinds, asked_for_summaries(llm), len(found.told)) == (["deterministic"], 0, 1)

@@ -12,23 +12,15 @@ import pytest
 from agent.context.cuts import SkipReason
 from agent.context.job import Compressed, CompressionOutcome, NotNeeded
 from agent.context.limits import ContextSettings
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel
 from hermes_state import journal
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ConversationRef
-from tests.agent.conftest import Chat, Sink
-from tests.agent.context.contexts import (
-    Listening,
-    agent_of,
-    chat_at,
-    dialled,
-    fill_and_ask,
-    look,
-    summary_of,
-)
+from tests.agent.conftest import Chat, Sink, dialled
+from tests.agent.context.contexts import Listening, agent_of, chat_at, fill_and_ask, look, summary_of
 from tests.agents import SingleModelAgent
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 
 T = TypeVar("T")
 MAX_UNCUT = 5
@@ -49,7 +41,7 @@ async def by_hand(chat: Chat, agent: SingleModelAgent, conversation: Conversatio
     "order", [("hygiene", "loop", "hand"), ("hand", "hygiene", "loop"), ("loop", "hand", "hygiene")]
 )
 async def test_if_all_layers_compress_at_once_one_wins_and_the_others_see_the_change(
-    order: tuple[str, ...], chat: Chat, server: labkit.Server, llm: LLM
+    order: tuple[str, ...], chat: Chat, server: Server, llm: LLM
 ) -> None:
     """Three agents without any coordination. Their summaries arrive in the given order."""
     listening = {name: Listening() for name in order}
@@ -99,43 +91,43 @@ async def test_if_all_layers_compress_at_once_one_wins_and_the_others_see_the_ch
 
 
 @pytest.fixture
-async def rival(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+async def rival(server: Server) -> AsyncIterator[ChatModel]:
     async with dialled(server, "lab-9k") as model:
         yield model
 
 
 async def test_a_turn_with_a_refused_prompt_continues_with_the_view_of_a_faster_compression(
-    chat: Chat, small: ChatCompletionsModel, rival: ChatCompletionsModel, llm: LLM
+    chat: Chat, small: ChatModel, rival: ChatModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
-    llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 2.0, "text": summary_of("the loser")}])
+    released = asyncio.Event()
+    llm.add_scripts([{"summary": True, "model": "lab-8k", "waits_for": released, "text": summary_of("the loser")}])
     agent, faster = agent_of(chat, small), agent_of(chat, rival)
     turn = await fill_and_ask(chat, agent, 3_500)
     running = asyncio.create_task(agent.run(turn, Sink()))
     await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
     assert isinstance(await by_hand(chat, faster, turn.conversation), Compressed)
+    released.set()
     await chat.finish(turn, await running)
     found = await look(chat, turn.lineage_id)
-    assert found.compressions == [("manual", "compressed", "model")]
-    assert found.summary_calls == ["ok", "ok"]
+    assert (found.compressions, found.summary_calls) == ([("manual", "compressed", "model")], ["ok", "ok"])
 
 
 async def test_a_failure_after_another_compression_leaves_only_the_ledger_entry(
-    chat: Chat, small: ChatCompletionsModel, rival: ChatCompletionsModel, llm: LLM
+    chat: Chat, small: ChatModel, rival: ChatModel, llm: LLM
 ) -> None:
-    llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 2.0, "error": {"kind": "401"}}])
+    released = asyncio.Event()
+    llm.add_scripts([{"summary": True, "model": "lab-8k", "waits_for": released, "error": {"kind": "401"}}])
     agent, faster = agent_of(chat, small), agent_of(chat, rival)
     turn = await fill_and_ask(chat, agent, 3_500)
     slow = asyncio.create_task(by_hand(chat, agent, turn.conversation))
     await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
     assert isinstance(await by_hand(chat, faster, turn.conversation), Compressed)
-    outcome = await slow
-    assert isinstance(outcome, NotNeeded)
-    assert outcome.why is SkipReason.MOVED
+    released.set()
+    assert (await slow).why is SkipReason.MOVED
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("manual", "compressed", "model")]
-    assert sorted(found.summary_calls) == ["auth", "ok"]
-    assert found.state.cooldowns == {}
+    assert (sorted(found.summary_calls), found.state.cooldowns) == (["auth", "ok"], {})
 
 
 # ---- cancelled at every await
@@ -210,9 +202,7 @@ TRIGGERS = {
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("layer", TRIGGERS)
-async def test_a_cancellation_at_any_await_leaves_the_old_or_the_new_state(
-    layer: str, chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_cancellations_leave_the_old_or_new_state(layer: str, chat: Chat, small: ChatModel, llm: LLM) -> None:
     trigger, depths, at, uncut = TRIGGERS[layer], set[int](), 0, 0
     for number in count(1):
         at += 1

@@ -1,36 +1,24 @@
 """Conversations that outgrow their window: real store, real SDK, a fake model server."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from sqlite3 import Connection
 
 from agent.context.job import Compressed, CompressionJob, ContextEvent
 from agent.context.limits import ContextSettings
-from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.tools.recall import recall_tools
-from agent.tools.registry import ToolRegistry
+from agent.model.base import ChatModel
 from hermes_state import sessions
 from hermes_state.transcripts import NewMessage, append, load_messages, load_view
 from hermes_state.values import ConversationRef, MessageRole, Millis, Origin, Tokens
-from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.conftest import Chat, Sink, agent_for, settings
 from tests.agent.context.contexts import Listening
 from tests.agents import SingleModelAgent
-from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
 
 FILLER = "The quick brown fox jumps over the lazy dog and runs through the forest. " * 8
 
 
-def small_agent(
-    chat: Chat, model: ChatCompletionsModel, listening: Listening, *, context: int = 8_192
-) -> SingleModelAgent:
-    return SingleModelAgent(
-        store=chat.store,
-        client=client_of(model, chat.store, chat.clock),
-        tools=ToolRegistry(recall_tools()),
-        settings=settings(context_length=Tokens(context), max_output_tokens=Tokens(context // 4)),
-        clock=chat.clock,
-        listeners=[listening],
-    )
+SMALL = settings(context_length=Tokens(8_192), max_output_tokens=Tokens(2_048))
 
 
 async def converse(chat: Chat, agent: SingleModelAgent, texts: Sequence[str]) -> int:
@@ -43,11 +31,9 @@ async def converse(chat: Chat, agent: SingleModelAgent, texts: Sequence[str]) ->
     return lineage_id
 
 
-async def test_repeated_compressions_of_a_long_conversation_lose_nothing(
-    chat: Chat, model: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_repeated_compressions_lose_nothing(chat: Chat, model: ChatModel, llm: LLM) -> None:
     listening = Listening()
-    agent = small_agent(chat, model, listening)
+    agent = agent_for(chat, model, configured=SMALL, listeners=[listening])
     texts = [f"Message {number}: TICKET-{number} {FILLER}" for number in range(120)]
     lineage_id = await converse(chat, agent, texts)
     assert len(listening.compressions) >= 5
@@ -57,14 +43,11 @@ async def test_repeated_compressions_of_a_long_conversation_lose_nothing(
     view = (await chat.store.read(load_view, lineage_id)).transcript
     assert sum(row.origin is Origin.SUMMARY for row in view) == 1
     assert len(view) < 60
-    tip = await chat.store.read(sessions.load_tip, lineage_id)
-    assert tip.depth == len(listening.compressions)
+    assert (await chat.store.read(sessions.load_tip, lineage_id)).depth == len(listening.compressions)
     await agent.close()
 
 
-async def test_hooks_run_before_a_split_and_listeners_with_it(
-    chat: Chat, model: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_hooks_run_before_a_split_and_listeners_with_it(chat: Chat, model: ChatModel, llm: LLM) -> None:
     order: list[str] = []
 
     async def flush(job: CompressionJob) -> None:
@@ -76,16 +59,10 @@ async def test_hooks_run_before_a_split_and_listeners_with_it(
         append(db, event.child.id, todo, now)
         order.append("with it")
 
-    agent = SingleModelAgent(
-        store=chat.store,
-        client=client_of(model, chat.store, chat.clock),
-        tools=ToolRegistry(recall_tools()),
-        settings=settings(
-            context_length=Tokens(8_192),
-            max_output_tokens=Tokens(2_048),
-            context=ContextSettings(mode="blocking"),
-        ),
-        clock=chat.clock,
+    agent = agent_for(
+        chat,
+        model,
+        configured=replace(SMALL, context=ContextSettings(mode="blocking")),
         listeners=[reinject],
         before_split=[flush],
     )

@@ -70,8 +70,7 @@ def test_a_list_of_45_messages_keeps_a_head_of_3_the_handoff_and_the_newest_20(s
     after = child(rows, found)
     assert len(after) == 24
     sent = chat_messages("You are Hermes.", after, WireStyle())
-    assert len(sent) == 25
-    assert [message["role"] for message in sent[4:6]] == ["assistant", "user"]
+    assert (len(sent), [message["role"] for message in sent[4:6]]) == (25, ["assistant", "user"])
     tokens = sum(sizes[:3]) + WINDOW.summary_ceiling + sum(sizes[24:]) + 2_000
     assert 40_000 <= tokens <= 48_000
 
@@ -79,31 +78,31 @@ def test_a_list_of_45_messages_keeps_a_head_of_3_the_handoff_and_the_newest_20(s
 # ---- the tail
 
 
-def test_the_tail_fills_its_budget() -> None:
-    found = cut(chatter(40), 40, SMALL, CompressorSettings(protect_last_n=3))
-    assert found.tail_start == 80 - 819 // 40
+SHORT_TAIL = CompressorSettings(protect_last_n=3)
+CHATTER = {
+    "the tail fills its budget": (40, 40, SHORT_TAIL, Cut(head_end=3, tail_start=80 - 819 // 40)),
+    "the tail has protected rows": (20, 60, RULES, Cut(head_end=3, tail_start=40 - 20)),
+    "the tail exceeds its budget by half at most": (20, 100, RULES, Cut(head_end=3, tail_start=40 - 12)),
+    "three rows stay regardless of size": (10, 1_500, RULES, Cut(head_end=0, tail_start=20 - 3)),
+    "three rows would fill the window": (10, 4_000, RULES, Cut(head_end=0, tail_start=20 - 1, kept=(18,))),
+    "everything would fit into the tail": (10, 10, RULES, Cut(head_end=4, tail_start=17)),
+    "the first row is too large for the head": (20, [2_000] + [60] * 39, RULES, Cut(head_end=0, tail_start=20)),
+    "the second row is too large for the head": (20, [60, 2_000] + [60] * 38, RULES, Cut(head_end=1, tail_start=20)),
+    "few rows": (3, 100, RULES, SkipReason.TOO_FEW),
+    "few rows that fill the window": (3, 2_000, RULES, Cut(head_end=0, tail_start=4)),
+}
 
 
-def test_the_tail_may_exceed_its_budget_by_half_for_protected_rows() -> None:
-    assert cut(chatter(20), 60).tail_start == 40 - 20
-    assert cut(chatter(20), 100).tail_start == 40 - 12
-
-
-def test_three_rows_stay_regardless_of_size() -> None:
-    assert cut(chatter(10), 1_500).tail_start == 20 - 3
-
-
-def test_fewer_than_three_rows_stay_if_three_would_fill_the_window() -> None:
-    found = cut(chatter(10), 4_000)
-    assert found.tail_start == 20 - 1
-    assert found.kept == (18,)
+@pytest.mark.parametrize("case", CHATTER)
+def test_a_conversation_without_tools_is_cut_by_sizes_and_settings(case: str) -> None:
+    turns, sizes, rules, expected = CHATTER[case]
+    assert cut_of(chatter(turns), sizes, SMALL, rules) == expected
 
 
 def test_a_call_and_its_results_stay_together_at_the_start_of_the_tail() -> None:
     rows = [*chatter(5), human("go"), *step("a", "b", "c", "d"), answer("done")]
     found = cut(rows, [100] * 10 + [10] + [600, 10, 10, 10, 10] + [900])
-    assert found.tail_start == 11
-    assert found.kept == (10,)
+    assert (found.tail_start, found.kept) == (11, (10,))
 
 
 def test_late_results_keep_all_rows_up_to_their_call() -> None:
@@ -116,38 +115,19 @@ def test_late_results_keep_all_rows_up_to_their_call() -> None:
 def test_an_exchange_that_would_fill_the_window_is_summarised() -> None:
     rows = [*chatter(5), human("read all"), *step("a", "b", "c", "d"), human("and now?")]
     found = cut(rows, [10] * 11 + [10, 2_000, 2_000, 2_000, 2_000, 10])
-    assert (found.tail_start, found.kept) == (16, (9,))
-    assert child(rows, found)[-1].text == "and now?"
-
-
-def test_the_middle_is_cut_even_if_everything_fits_into_the_tail() -> None:
-    found = cut(chatter(10), 10)
-    assert (found.head_end, found.tail_start) == (4, 17)
+    assert (found.tail_start, found.kept, child(rows, found)[-1].text) == (16, (9,), "and now?")
 
 
 # ---- the head
 
 
-def test_the_head_keeps_three_rows_if_a_human_message_follows() -> None:
-    assert cut(chatter(20), 60).head_end == 3
-
-
-def test_the_head_extends_to_the_answer_if_the_tail_begins_with_an_answer() -> None:
+@pytest.mark.parametrize(("answer_size", "head_end"), [(60, 4), (5_000, 0)])
+def test_the_head_extends_to_an_answer_that_fits_if_the_tail_begins_with_an_answer(
+    answer_size: int, head_end: int
+) -> None:
     rows = [human("a"), *step("c"), answer("b"), *chatter(10), answer("notice"), *chatter(9)]
-    found = cut(rows, 60, SMALL, CompressorSettings(protect_last_n=19))
-    assert rows[found.tail_start].role is MessageRole.ASSISTANT
-    assert found.head_end == 4
-
-
-def test_the_head_ends_before_a_turn_whose_answer_does_not_fit() -> None:
-    rows = [human("a"), *step("c"), answer("b"), *chatter(10), answer("notice"), *chatter(9)]
-    sizes = [60] * 3 + [5_000] + [60] * (len(rows) - 4)
-    assert cut(rows, sizes, SMALL, CompressorSettings(protect_last_n=19)).head_end == 0
-
-
-def test_the_head_has_a_budget() -> None:
-    assert cut(chatter(20), [2_000] + [60] * 39).head_end == 0
-    assert cut(chatter(20), [60, 2_000] + [60] * 38).head_end == 1
+    found = cut(rows, [60] * 3 + [answer_size] + [60] * (len(rows) - 4), SMALL, CompressorSettings(protect_last_n=19))
+    assert (rows[found.tail_start].role, found.head_end) == (MessageRole.ASSISTANT, head_end)
 
 
 def test_calls_and_results_in_the_head_stay_together() -> None:
@@ -159,8 +139,7 @@ def test_calls_and_results_in_the_head_stay_together() -> None:
 def test_an_earlier_handoff_is_never_in_the_head_or_tail() -> None:
     rows = [*chatter(1), handoff(), *chatter(20)]
     found = cut(rows, 60)
-    assert found.head_end == 2
-    assert [one.origin for one in child(rows, found)].count(Origin.SUMMARY) == 1
+    assert (found.head_end, [one.origin for one in child(rows, found)].count(Origin.SUMMARY)) == (2, 1)
     assert cut_of([*chatter(4), handoff(), human("x"), answer("y")], 10) is SkipReason.NOTHING_BETWEEN
 
 
@@ -177,8 +156,7 @@ def test_in_one_huge_turn_the_request_follows_the_handoff() -> None:
     turn = TurnId(7)
     rows = [*chatter(2), human("do it", turn_id=turn), human("carefully", turn_id=turn)]
     rows += [one for number in range(30) for one in step(f"c{number}")]
-    assert cut(rows, 100).kept == (4, 5)
-    assert cut(rows, 100).head_end == 4
+    assert (cut(rows, 100).kept, cut(rows, 100).head_end) == ((4, 5), 4)
     found = cut(rows, 100, SMALL, CompressorSettings(protect_first_n=0))
     assert found.kept == (3, 4, 5)
     after = child(rows, found)
@@ -194,8 +172,7 @@ def test_edits_of_the_newest_message_stay_with_it() -> None:
 
 def test_an_answer_larger_than_the_tail_is_summarised() -> None:
     rows = [*chatter(2), human("do it"), *[one for number in range(30) for one in step(f"c{number}")]]
-    found = cut(rows, [100] * 3 + [1_300] + [100] * (len(rows) - 4))
-    assert found.kept == (4,)
+    assert cut(rows, [100] * 3 + [1_300] + [100] * (len(rows) - 4)).kept == (4,)
 
 
 def test_the_newest_request_is_never_in_the_head() -> None:
@@ -207,25 +184,22 @@ def test_the_newest_request_is_never_in_the_head() -> None:
 # ---- no cut
 
 
-def test_nothing_is_cut_while_a_tool_runs() -> None:
-    assert cut_of([*chatter(10), human("go"), answer(None, "a", "b"), result("a")]) is SkipReason.TOOL_RUNS
+TURN = TurnId(7)
+RUNNING = [human("go", turn_id=TURN), answer(None, "a", "b", turn_id=TURN), result("a")]
+LOST = [human("go"), answer(None, "a")]
 
 
-def test_nothing_is_cut_while_a_tool_runs_even_if_people_write() -> None:
-    turn = TurnId(7)
-    rows = [*chatter(10), human("go", turn_id=turn), answer(None, "a", turn_id=turn), human("wait", turn_id=turn)]
-    assert cut_of(rows) is SkipReason.TOOL_RUNS
-
-
-def test_a_lost_result_does_not_block_after_a_later_turn_has_begun() -> None:
-    assert isinstance(cut_of([*chatter(10), human("go"), answer(None, "a"), human("and now?")]), Cut)
-    assert isinstance(cut_of([*chatter(10), human("go"), answer(None, "a"), answer("given up")]), Cut)
-
-
-def test_few_rows_are_not_cut_unless_they_fill_the_window() -> None:
-    assert cut_of(chatter(3)) is SkipReason.TOO_FEW
-    found = cut(chatter(3), 2_000)
-    assert (found.head_end, found.tail_start, found.kept) == (0, 4, ())
+@pytest.mark.parametrize(
+    ("newest", "is_cut"),
+    [
+        *((RUNNING, False), ([*RUNNING, human("wait", turn_id=TURN)], False)),
+        *(([*LOST, human("and now?")], True), ([*LOST, answer("given up")], True)),
+    ],
+    ids=["a tool runs", "a tool runs and people write", "a later turn has begun", "the turn was given up"],
+)
+def test_nothing_is_cut_while_a_tool_runs(newest: list[Message], is_cut: bool) -> None:
+    found = cut_of([*chatter(10), *newest])
+    assert isinstance(found, Cut) if is_cut else found is SkipReason.TOOL_RUNS
 
 
 def test_a_second_result_for_a_call_is_not_part_of_its_exchange() -> None:
@@ -248,20 +222,16 @@ def test_a_view_with_only_a_handoff_and_a_tail_is_not_cut() -> None:
 
 
 def test_the_requested_number_of_newest_turns_is_kept() -> None:
-    rows = chatter(10)
-    assert rows[cut(rows, 10, keep_turns=2).tail_start].text == "question 8"
-    assert cut(rows, 5_000, keep_turns=4).tail_start == 12
+    assert cut(chatter(10), 10, keep_turns=2).tail_start == 16
+    assert cut(chatter(10), 5_000, keep_turns=4).tail_start == 12
+    for everything in (9, 10):
+        assert cut_of(chatter(10), 10, keep_turns=everything) is SkipReason.NOTHING_BETWEEN
 
 
 def test_messages_that_arrived_together_are_one_turn() -> None:
     turn = TurnId(7)
     rows = [*chatter(8), human("a", turn_id=turn), human("b", turn_id=turn), answer("c")]
     assert cut(rows, 10, keep_turns=1).tail_start == 16
-
-
-def test_keeping_all_turns_leaves_nothing_to_cut() -> None:
-    assert cut_of(chatter(10), 10, keep_turns=10) is SkipReason.NOTHING_BETWEEN
-    assert cut_of(chatter(10), 10, keep_turns=9) is SkipReason.NOTHING_BETWEEN
 
 
 def test_interrupted_answers_without_text_count_as_answers() -> None:

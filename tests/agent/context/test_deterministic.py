@@ -44,6 +44,8 @@ def test_the_opening_says_that_it_is_no_summary_and_how_to_continue() -> None:
     assert "Continue from the recent messages and the current state" in opening
     assert "history tools" in opening
     assert "of the one message that" in made(human("hello"))
+    assert "Active Task" not in made(human("   \n ")), "a blank message is not a request"
+    assert made().startswith("No summary could be made of the 0 messages")
 
 
 def test_the_latest_request_is_quoted_verbatim() -> None:
@@ -62,8 +64,7 @@ def test_the_latest_request_is_quoted_verbatim() -> None:
 def test_forwarded_text_is_neither_a_request_nor_an_open_question() -> None:
     forwarded = human("Will you delete everything?", body=MessageBody(words_by="Bob", notes=(FORWARDED_NOTE,)))
     text = made(human("move the shop"), forwarded)
-    assert section(text, "Active Task")[1:] == ["> move the shop"]
-    assert section(text, "Pending User Asks") == []
+    assert (section(text, "Active Task")[1:], section(text, "Pending User Asks")) == (["> move the shop"], [])
 
 
 def test_a_long_request_is_cut_in_the_middle_and_leaves_room_for_the_rest() -> None:
@@ -71,8 +72,7 @@ def test_a_long_request_is_cut_in_the_middle_and_leaves_room_for_the_rest() -> N
         answer("We decided to use Postgres."), human("begin " + "部署 x\n" * 9_000 + " end"), limit=Tokens(1_000)
     )
     quoted = section(text, "Active Task")
-    assert quoted[1] == "> begin 部署 x"
-    assert quoted[-1] == ">  end"
+    assert (quoted[1], quoted[-1]) == ("> begin 部署 x", ">  end")
     assert "decided to use Postgres" in text
     assert estimated_text_tokens(text) <= 1_000
 
@@ -163,29 +163,24 @@ def test_an_action_has_the_outcome_of_its_own_call_if_ids_repeat() -> None:
     ]
 
 
-def test_every_line_names_its_message() -> None:
-    text = made(human("Never restart db-01 at noon.", id=77), answer("We agreed on /etc/shop.conf.", id=78))
-    lines = [line for line in text.splitlines() if line.startswith("- ")]
-    assert lines
-    assert all(re.search(r"\(m7[78]\)$", line) for line in lines)
-
-
-def test_findings_are_newest_first_and_unique() -> None:
-    text = made(human("Read /a/one.txt"), human("Read /a/two.txt"), human("Read /a/one.txt again"))
+def test_findings_name_their_message_are_newest_first_and_unique() -> None:
+    text = made(human("Read /a/one.txt"), human("Read /a/two.txt"), human("Never read /a/one.txt again", id=77))
     assert [line.split()[1] for line in section(text, "Relevant Files")] == ["/a/one.txt", "/a/two.txt"]
+    lines = [line for line in text.splitlines() if line.startswith("- ")]
+    assert all(re.search(r"\(m\d+\)$", line) for line in lines)
+    assert lines[0].endswith("(m77)")
 
 
-def test_the_same_rows_give_the_same_record() -> None:
-    rows = [human(f"Never do {n}. See /srv/{n}.txt and SHOP-{n}?") for n in range(50)]
-    assert made(*rows, previous="## Goal\nx") == made(*rows, previous="## Goal\nx")
+def test_no_part_of_a_secret_remains_where_a_long_message_is_cut() -> None:
+    for at in range(QUOTED_CHARACTERS - 60, QUOTED_CHARACTERS, 4):
+        assert KEY[:8] not in made(answer(f"{'x ' * (at // 2)}\nerror with {KEY}\nmore"))
 
 
 def test_an_earlier_record_is_included_under_one_heading_without_its_opening() -> None:
     first = made(human("We decided on prod."), removed=10)
     second = made(human("And now?"), previous=first, removed=20)
     third = made(human("So?"), previous=second, removed=30)
-    assert third.count("No summary could be made") == 1
-    assert third.count("Earlier record") == 1
+    assert (third.count("No summary could be made"), third.count("Earlier record")) == (1, 1)
     assert "30 messages" in third
     assert "We decided on prod." in third
     assert re.findall(r"^## .+$", third, re.MULTILINE)[-1] == "## Earlier record"
@@ -205,12 +200,6 @@ def test_secrets_are_absent_even_at_cuts() -> None:
         assert SECRET[:8] not in text
         assert KEY[:12] not in text
         assert "[redacted]" not in text
-
-
-def test_no_part_of_a_secret_remains_where_a_long_message_is_cut() -> None:
-    for at in range(QUOTED_CHARACTERS - 60, QUOTED_CHARACTERS, 4):
-        text = made(answer(f"{'x ' * (at // 2)}\nerror with {KEY}\nmore"))
-        assert KEY[:8] not in text
 
 
 def test_no_text_in_the_record_can_end_the_handoff() -> None:
@@ -239,22 +228,11 @@ def test_the_limit_holds_for_every_script(script: str, limit: int) -> None:
     assert estimated_text_tokens(text) > limit // 3
 
 
-class Counted:
-    """Counts the characters that are searched."""
-
-    def __init__(self) -> None:
-        self.characters = 0
-
-    def __call__(self, text: str) -> str:
-        self.characters += len(text)
-        return text
-
-
 def test_the_work_is_bounded_for_long_conversations() -> None:
-    counted = Counted()
+    searched: list[int] = []
     rows = [human(f"number {n} " + "word " * 200) for n in range(5_000)]
-    made(*rows, redact=counted)
-    assert counted.characters < 2 * READ_CHARACTERS
+    made(*rows, redact=lambda text: searched.append(len(text)) or text)
+    assert sum(searched) < 2 * READ_CHARACTERS
 
 
 HOSTILE = {
@@ -281,11 +259,6 @@ def test_hostile_text_causes_no_backtracking(piece: str) -> None:
     text = HOSTILE[piece] * 40_000
     for one in (human(text), answer(text), calling(1, "run", text)):
         assert len(made(one)) < 40_000
-
-
-def test_a_blank_message_is_not_a_request() -> None:
-    assert "Active Task" not in made(human("   \n "))
-    assert made().startswith("No summary could be made of the 0 messages")
 
 
 @given(

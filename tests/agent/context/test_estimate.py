@@ -2,7 +2,6 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,19 +13,9 @@ from agent.model.base import ModelRequest, ToolSchema
 from agent.model.wire import WireStyle, chat_messages
 from agent.tokens import RowTokenCache
 from hermes_state.models.profiles import Calibration
-from hermes_state.sessions import Session
 from hermes_state.transcripts import View
-from hermes_state.values import (
-    ChatId,
-    Image,
-    LineageId,
-    Message,
-    MessageBody,
-    Millis,
-    ReportedTokens,
-    SessionId,
-)
-from tests.agent.context.rows import answer, human, result
+from hermes_state.values import Image, Message, MessageBody, ReportedTokens, SessionId
+from tests.agent.context.rows import answer, human, result, session
 
 TOOLS = (
     ToolSchema(name="look", description="Looks at a place.", parameters={"type": "object", "properties": {"at": {}}}),
@@ -42,29 +31,12 @@ TEXTS = {
 }
 
 
-def session(*, reported: int | None = None, at_seq: int | None = None, session_id: int = 1) -> Session:
-    values: dict[str, Any] = {
-        "id": SessionId(session_id),
-        "key": "0123456789abcdefgh",
-        "chat_id": ChatId(1),
-        "lineage_id": LineageId(1),
-        "depth": 0,
-        "started_at": Millis(0),
-        "version": 0,
-        "next_seq": 1,
-        "message_count": 0,
-        "reported_prompt_tokens": reported,
-        "reported_at_seq": at_seq,
-    }
-    return Session(**(dict.fromkeys(Session.__struct_fields__) | values))
-
-
 def request(rows: Iterable[Message]) -> ModelRequest:
     return ModelRequest(system=SYSTEM, transcript=tuple(rows), tools=TOOLS, max_output_tokens=100, style=STYLE)
 
 
 def view(rows: Sequence[Message], *, reported: int | None = None, at_seq: int | None = None) -> View:
-    return View(session=session(reported=reported, at_seq=at_seq), transcript=tuple(rows))
+    return View(session=session(reported_prompt_tokens=reported, reported_at_seq=at_seq), transcript=tuple(rows))
 
 
 def counted(asked: ModelRequest, bytes_per_token: float, image_price: int = 0) -> ReportedTokens:

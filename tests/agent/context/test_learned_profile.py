@@ -5,28 +5,18 @@ import asyncio
 import pytest
 
 from agent.context.model_handle import MAX_OFFER_AGE_MS, MAX_SILENCE_AGE_MS, UNREACHED_BACKOFF, LearnedProfile
-from agent.model.base import ModelLimits
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel, ModelLimits
 from agent.model.sizes import SizeSource
-from agent.tools.registry import ToolRegistry
 from hermes_state.models.profiles import Calibration, OfferedSize, save_calibration, save_offer
 from hermes_state.store.writer import Store
 from hermes_state.values import LineageId, Millis, Tokens
-from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.conftest import Chat, Sink, agent_for, settings
 from tests.agent.context.contexts import SetClock
-from tests.agents import SingleModelAgent
-from tests.clients import client_of
+from tests.agent.model.asking import said
 from tests.fakes.fake_llm import LLM
 
 HERE = LineageId(1)
 SILENT = ModelLimits()
-
-
-def said(context: int | None = None, output: int | None = None) -> ModelLimits:
-    return ModelLimits(
-        context_length=None if context is None else Tokens(context),
-        max_output_tokens=None if output is None else Tokens(output),
-    )
 
 
 class Provider:
@@ -68,8 +58,7 @@ async def test_concurrent_calls_ask_the_provider_once(store: Store, clock: SetCl
     provider.may_answer.set()
     await asyncio.gather(*asking)
     await profiles.ask()
-    assert provider.asked == 1
-    assert (profiles.window, profiles.capacity.max_output_tokens) == (65_536, 8_000)
+    assert (provider.asked, profiles.window, profiles.capacity.max_output_tokens) == (1, 65_536, 8_000)
     assert profiles.source_for(None) is SizeSource.OFFERED
 
 
@@ -77,23 +66,23 @@ async def test_concurrent_calls_ask_the_provider_once(store: Store, clock: SetCl
     ("answer", "kept"),
     [(said(65_536), MAX_OFFER_AGE_MS), (said(None, 9_000), MAX_OFFER_AGE_MS), (SILENT, MAX_SILENCE_AGE_MS)],
 )
-async def test_a_stated_size_survives_restarts_for_a_week(
-    store: Store, clock: SetClock, answer: ModelLimits, kept: int
-) -> None:
+async def test_a_stated_size_is_kept_for_a_week(store: Store, clock: SetClock, answer: ModelLimits, kept: int) -> None:
     provider = Provider(answer)
     await book(store, clock, provider).ask()
     clock.at = Millis(clock.at + kept - 1)
     again = book(store, clock, provider)
     await again.ask()
-    assert provider.asked == 1
-    assert again.capacity.context_length == (answer.context_length or 32_768)
+    assert (provider.asked, again.capacity.context_length) == (1, answer.context_length or 32_768)
     clock.at = Millis(clock.at + 1)
     await again.ask()
     assert provider.asked == 2
 
 
-async def test_a_clock_set_back_does_not_keep_an_answer_forever(store: Store, clock: SetClock) -> None:
-    provider = Provider(said(65_536))
+@pytest.mark.parametrize("answer", [said(65_536), None], ids=["answered", "unreachable"])
+async def test_after_a_clock_is_set_back_the_provider_is_asked(
+    store: Store, clock: SetClock, answer: ModelLimits | None
+) -> None:
+    provider = Provider(answer)
     await book(store, clock, provider).ask()
     clock.at = Millis(clock.at - 10 * MAX_OFFER_AGE_MS)
     await book(store, clock, provider).ask()
@@ -124,15 +113,6 @@ async def test_an_unreachable_provider_delays_fewer_and_fewer_turns(store: Store
     assert 24 <= provider.asked <= 32, "often at first, then every hour"
 
 
-async def test_a_clock_set_back_does_not_prevent_questions(store: Store, clock: SetClock) -> None:
-    provider = Provider(None)
-    profiles = book(store, clock, provider)
-    await profiles.ask()
-    clock.at = Millis(clock.at - 86_400_000)
-    await profiles.ask()
-    assert provider.asked == 2
-
-
 async def test_a_later_refusal_does_not_erase_a_stated_size(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536, 8_000))
     await book(store, clock, provider).ask()
@@ -140,8 +120,7 @@ async def test_a_later_refusal_does_not_erase_a_stated_size(store: Store, clock:
     provider.answer = SILENT
     for profiles in (book(store, clock, provider), book(store, clock, provider)):
         await profiles.ask()
-        assert provider.asked == 2
-        assert (profiles.window, profiles.capacity.max_output_tokens) == (65_536, 8_000)
+        assert (provider.asked, profiles.window, profiles.capacity.max_output_tokens) == (2, 65_536, 8_000)
 
 
 async def test_configured_sizes_are_not_requested(store: Store, clock: SetClock) -> None:
@@ -248,20 +227,8 @@ async def test_a_turn_cancelled_during_the_question_leaves_it_to_the_next(store:
 # ---- in turns
 
 
-def agent_on(chat: Chat, model: ChatCompletionsModel) -> SingleModelAgent:
-    return SingleModelAgent(
-        store=chat.store,
-        client=client_of(model, chat.store, chat.clock),
-        tools=ToolRegistry([]),
-        settings=settings(context_length=None, max_output_tokens=None),
-        clock=chat.clock,
-    )
-
-
-async def test_a_turn_asks_before_its_first_call_and_an_idle_gateway_never_asks(
-    chat: Chat, model: ChatCompletionsModel, llm: LLM
-) -> None:
-    agent = agent_on(chat, model)
+async def test_a_turn_asks_before_its_first_call_an_idle_gateway_never(chat: Chat, model: ChatModel, llm: LLM) -> None:
+    agent = agent_for(chat, model, (), configured=settings(context_length=None, max_output_tokens=None))
     turn = await chat.start("hello")
     status = await agent.context.status(turn.conversation)
     assert (llm.questions, status.window_from, status.limits.context_length) == (0, SizeSource.ASSUMED, 32_768)

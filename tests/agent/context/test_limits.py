@@ -17,18 +17,10 @@ from agent.context.limits import (
 )
 from agent.model.base import ModelLimits
 from agent.model.sizes import model_size
-from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
+from hermes_state.values import EstimatedTokens, Tokens
 from tests.sampling import examples
 
 DEFAULT = LimitSettings()
-
-
-def test_a_window_of_200k_compresses_at_half_keeps_a_fifth_of_that_and_summarises_in_a_twentieth_of_the_window() -> (
-    None
-):
-    limits = limits_of(200_000, 8_192, DEFAULT)
-    assert (limits.threshold, limits.tail, limits.summary_ceiling) == (100_000, 20_000, 10_000)
-    assert limits.head == 4_000
 
 
 @pytest.mark.parametrize(
@@ -47,37 +39,38 @@ def test_common_windows_have_the_limits_of_the_default_reserve(
     size = model_size("some-model", ModelLimits(context_length=Tokens(context)))
     limits = limits_of(context, size.reserved_output, DEFAULT)
     assert (limits.threshold, limits.hygiene, limits.urgent) == (threshold, hygiene, urgent)
-    assert (limits.tail, limits.summary_ceiling) == (tail, ceiling)
+    assert (limits.tail, limits.summary_ceiling, limits.head) == (tail, ceiling, min(4_000, threshold // 4))
 
 
-def test_hygiene_acts_at_85_percent_of_the_context_unless_the_answer_needs_that_room() -> None:
-    assert limits_of(200_000, 4_096, DEFAULT).hygiene == 170_000
-    assert limits_of(200_000, 64_000, DEFAULT).hygiene == 122_400
+LOW, FLOOR_ALONE = LimitSettings(threshold=0.20), LimitSettings(threshold=0.0)
+THRESHOLDS = {
+    "the minimum applies up to half of the context": (200_000, 8_192, LOW, 64_000),
+    "the minimum is exactly half of the context": (128_000, 8_192, LOW, 64_000),
+    "the minimum is above half of the context": (127_999, 8_192, LOW, 25_599),
+    "without a share only the minimum counts": (200_000, 8_192, FLOOR_ALONE, 64_000),
+    "without a share on a large window": (1_000_000, 8_192, FLOOR_ALONE, 64_000),
+    "without a share on a small window": (32_768, 8_192, FLOOR_ALONE, 24_576 * 75 // 100),
+    "without a share but with a minimum": (
+        200_000,
+        8_192,
+        LimitSettings(threshold=0.0, minimum_context_length=20_000),
+        20_000,
+    ),
+    "the input window is a cap": (100_000, 20_000, LimitSettings(threshold=1.0), 60_000),
+    "a large reserve moves it down": (200_000, 150_000, DEFAULT, 37_500),
+    "a share is the written fraction, not the nearest float": (100_000, 8_192, LimitSettings(threshold=0.29), 29_000),
+}
 
 
-def test_the_minimum_threshold_applies_only_up_to_half_of_the_context() -> None:
-    low = LimitSettings(threshold=0.20)
-    assert limits_of(200_000, 8_192, low).threshold == 64_000
-    assert limits_of(128_000, 8_192, low).threshold == 64_000
-    assert limits_of(127_999, 8_192, low).threshold == 25_599
+@pytest.mark.parametrize("case", THRESHOLDS)
+def test_thresholds_follow_the_settings_within_the_window(case: str) -> None:
+    context, reserved, configured, threshold = THRESHOLDS[case]
+    assert limits_of(context, reserved, configured).threshold == threshold
 
 
-def test_without_a_share_only_the_minimum_threshold_counts() -> None:
-    floor_alone = LimitSettings(threshold=0.0)
-    assert limits_of(200_000, 8_192, floor_alone).threshold == 64_000
-    assert limits_of(1_000_000, 8_192, floor_alone).threshold == 64_000
-    assert limits_of(32_768, 8_192, floor_alone).threshold == 24_576 * 75 // 100
-    assert limits_of(200_000, 8_192, LimitSettings(threshold=0.0, minimum_context_length=20_000)).threshold == 20_000
-
-
-def test_a_threshold_is_capped_by_the_input_window() -> None:
-    assert limits_of(100_000, 20_000, LimitSettings(threshold=1.0)).threshold == 60_000
-
-
-def test_a_large_reserve_moves_the_threshold_down_so_that_it_can_be_reached() -> None:
-    limits = limits_of(200_000, 150_000, DEFAULT)
-    assert limits.input_window == 50_000
-    assert limits.threshold == 37_500
+@pytest.mark.parametrize(("reserved", "hygiene"), [(4_096, 170_000), (64_000, 122_400)])
+def test_hygiene_acts_at_85_percent_unless_the_answer_needs_that_room(reserved: int, hygiene: int) -> None:
+    assert limits_of(200_000, reserved, DEFAULT).hygiene == hygiene
 
 
 def test_a_prompt_limit_is_the_input_window_and_leaves_the_context_shares() -> None:
@@ -85,46 +78,30 @@ def test_a_prompt_limit_is_the_input_window_and_leaves_the_context_shares() -> N
     assert (limits.context_length, limits.input_window, limits.longest_prompt) == (400_000, 272_000, 272_000)
     assert (limits.threshold, limits.hygiene) == (200_000, 244_800)
     beyond = limits_of(200_000, 8_192, DEFAULT, 272_000)
-    assert beyond == limits_of(200_000, 8_192, DEFAULT)
-    assert beyond.longest_prompt == 200_000
-
-
-def test_a_prompt_counts_with_its_cached_part_and_without_reasoning() -> None:
-    of_81k, of_100k = limits_of(160_000, 8_192, DEFAULT), limits_of(100_000, 8_192, DEFAULT)
-    assert of_81k.is_over_threshold(ReportedTokens(10_000 + 50_000 + 20_000 + 1_000))
-    assert not of_100k.is_over_threshold(ReportedTokens(40_000))  # reasoning does not count
+    assert (beyond, beyond.longest_prompt) == (limits_of(200_000, 8_192, DEFAULT), 200_000)
 
 
 def test_limits_include_their_own_token() -> None:
     limits = limits_of(100_001, 10_000, DEFAULT)
     assert (limits.threshold, limits.urgent) == (50_000, 82_801)
-    assert not limits.is_over_threshold(EstimatedTokens(49_999))
-    assert limits.is_over_threshold(EstimatedTokens(50_000))
-    assert not limits.is_urgent(EstimatedTokens(82_800))
-    assert limits.is_urgent(EstimatedTokens(82_801))
+    assert [limits.is_over_threshold(EstimatedTokens(tokens)) for tokens in (49_999, 50_000)] == [False, True]
+    assert [limits.is_urgent(EstimatedTokens(tokens)) for tokens in (82_800, 82_801)] == [False, True]
 
 
-def test_a_share_is_the_written_fraction_and_not_the_nearest_float() -> None:
-    assert int(100 * 0.29) == 28
-    assert limits_of(100_000, 8_192, LimitSettings(threshold=0.29)).threshold == 29_000
+@pytest.mark.parametrize(
+    ("context", "reserved", "content", "tokens"),
+    [
+        *((200_000, 8_192, *pair) for pair in ((0, 2_000), (10_000, 2_000), (20_000, 4_000), (900_000, 10_000))),
+        (16_000, 1_600, 100, 800),  # on a small window, the ceiling wins over the floor
+        (4_096, 410, 100_000, MIN_SUMMARY_CEILING),
+    ],
+)
+def test_a_summary_is_a_fifth_of_its_content_within_floor_and_ceiling(
+    context: int, reserved: int, content: int, tokens: int
+) -> None:
+    assert limits_of(context, reserved, DEFAULT).summary_tokens(content) == tokens
+    assert (summary_input_tokens(200_000), summary_input_tokens(8_000)) == (40_000, 4_800)
 
-
-@pytest.mark.parametrize(("content", "tokens"), [(0, 2_000), (10_000, 2_000), (20_000, 4_000), (900_000, 10_000)])
-def test_a_summary_is_a_fifth_of_its_content_within_floor_and_ceiling(content: int, tokens: int) -> None:
-    assert limits_of(200_000, 8_192, DEFAULT).summary_tokens(content) == tokens
-
-
-def test_on_a_small_window_the_summary_ceiling_wins_over_its_floor() -> None:
-    assert limits_of(16_000, 1_600, DEFAULT).summary_tokens(100) == 800
-    assert limits_of(4_096, 410, DEFAULT).summary_tokens(100_000) == MIN_SUMMARY_CEILING
-
-
-def test_a_summary_models_window_limits_its_input_but_not_the_threshold() -> None:
-    assert summary_input_tokens(200_000) == 40_000
-    assert summary_input_tokens(8_000) == 4_800
-
-
-# ---- properties of every window
 
 _contexts = st.one_of(st.integers(4_000, 2_000_000), st.sampled_from([4_096, 127_999, 128_000, 131_072, 2_000_000]))
 _settings = st.builds(
@@ -148,28 +125,10 @@ def _limits(window: tuple[int, int, int | None], configured: LimitSettings) -> L
     return limits_of(context, reserved, configured, max_input)
 
 
-def _check(limits: Limits) -> None:
-    """The limits are far enough apart, and each can be reached."""
-    window = limits.input_window
-    assert (limits.hygiene - limits.threshold) * 100 >= 10 * window
-    assert limits.threshold >= 1
-    assert limits.threshold * 100 <= 75 * window
-    assert limits.threshold < limits.hygiene <= limits.urgent <= window
-    assert 0 <= limits.head <= 4_000
-    assert limits.head * 4 <= limits.threshold
-    assert 0 <= limits.tail <= limits.threshold
-
-
 def _is_hygienes(tokens: int, limits: Limits, configured: LimitSettings) -> bool:
     """Return True if hygiene acts on a prompt of this many tokens."""
     share = Fraction(repr(configured.hygiene_threshold))
     return tokens >= share * limits.context_length or tokens * 100 >= 90 * limits.input_window
-
-
-def _is_allowed(threshold: int, limits: Limits, configured: LimitSettings) -> bool:
-    """Return True if a threshold of this many tokens keeps the required distances."""
-    window = limits.input_window
-    return (limits.hygiene - threshold) * 100 >= 10 * window and threshold * 100 <= 75 * window
 
 
 @examples(500)
@@ -177,17 +136,20 @@ def _is_allowed(threshold: int, limits: Limits, configured: LimitSettings) -> bo
 def test_on_every_window_the_loop_acts_ten_points_before_hygiene_and_both_can_be_reached(
     window: tuple[int, int, int | None], configured: LimitSettings
 ) -> None:
-    _check(_limits(window, configured))
-
-
-@examples(300)
-@given(window=_windows(), configured=_settings)
-def test_hygiene_acts_from_the_exact_token_of_its_limit(
-    window: tuple[int, int, int | None], configured: LimitSettings
-) -> None:
     limits = _limits(window, configured)
+    assert (limits.hygiene - limits.threshold) * 100 >= 10 * limits.input_window
+    assert 1 <= limits.threshold <= limits.input_window * 75 / 100
+    assert limits.threshold < limits.hygiene <= limits.urgent <= limits.input_window
+    assert 0 <= limits.head <= min(4_000, limits.threshold / 4)
+    assert 0 <= limits.tail <= limits.threshold
     assert _is_hygienes(limits.hygiene, limits, configured)
-    assert not _is_hygienes(limits.hygiene - 1, limits, configured)
+    assert not _is_hygienes(limits.hygiene - 1, limits, configured), "hygiene acts from its exact limit"
+
+
+def _is_allowed(threshold: int, limits: Limits, configured: LimitSettings) -> bool:
+    """Return True if a threshold of this many tokens keeps the required distances."""
+    window = limits.input_window
+    return (limits.hygiene - threshold) * 100 >= 10 * window and threshold * 100 <= 75 * window
 
 
 @examples(300)

@@ -4,15 +4,13 @@ import asyncio
 
 from agent.context.limits import ContextSettings
 from agent.context.pending import CompressionRegistry
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import agent_of, asked_for_summaries, fill_and_ask, look, summary_of
 from tests.fakes.fake_llm import LLM
 
 
-async def test_a_summary_that_is_ready_at_shutdown_is_in_the_ledger(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_a_summary_that_is_ready_at_shutdown_is_in_the_ledger(chat: Chat, small: ChatModel, llm: LLM) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
     agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=30, hold_seconds=0.05))
     turn = await fill_and_ask(chat, agent, 4_300)
@@ -24,9 +22,7 @@ async def test_a_summary_that_is_ready_at_shutdown_is_in_the_ledger(
     assert (await look(chat, turn.lineage_id)).summary_calls == ["ok"]
 
 
-async def test_a_summary_started_before_a_reload_is_committed_after_it(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_a_summary_started_before_a_reload_is_committed_after_it(chat: Chat, small: ChatModel, llm: LLM) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
     context = ContextSettings(hard_message_limit=30, hold_seconds=0.05)
     pending = CompressionRegistry()

@@ -36,9 +36,6 @@ def stub(text: str, arguments: str = "{}", name: str = "look") -> str:
     return pruned(asked(arguments, name), result("a", text))[1].text or ""
 
 
-# ---- results
-
-
 def test_a_stub_names_tool_target_outcome_size_and_recall_id() -> None:
     rows = (asked('{"mode": "fast", "path": "/srv/app/main.py"}', "read_file"), result("a", LONG))
     seen = pruned(*rows)[1].text
@@ -110,9 +107,6 @@ def test_the_given_rows_are_not_changed() -> None:
     assert (rows[0].body.calls[0].arguments, rows[1].text) == before
 
 
-# ---- arguments
-
-
 def arguments_of(arguments: str) -> str:
     return pruned(asked(arguments))[0].body.calls[0].arguments
 
@@ -152,16 +146,12 @@ def test_no_arguments_raise_an_error(arguments: str) -> None:
 def test_broken_json_and_too_deep_values_stay_unchanged() -> None:
     broken = '{"a": "' + "x" * 900
     deep = "[" * (MAX_DEPTH + 2) + '"' + "x" * 900 + '"' + "]" * (MAX_DEPTH + 2)
-    assert arguments_of(broken) == broken
-    assert arguments_of(deep) == deep
+    assert (arguments_of(broken), arguments_of(deep)) == (broken, deep)
 
 
 @pytest.mark.parametrize("arguments", ['{"path": 7}', '{"path": ["a"]}', "[]", "7", "{", '{"path": "  "}'])
 def test_a_target_that_is_not_text_is_omitted(arguments: str) -> None:
     assert ": look: ok" in stub(LONG, arguments)
-
-
-# ---- secrets
 
 
 @pytest.mark.parametrize("words", ["a ", "word, ", "字"])
@@ -177,9 +167,6 @@ def test_no_part_of_a_secret_remains_at_a_cut(words: str) -> None:
         for secret in (KEY, SECRET):
             assert secret[:8] not in shown
             assert secret[-8:] not in shown
-
-
-# ---- opening the full result
 
 
 async def test_the_id_in_a_stub_opens_the_full_result(chat: Chat) -> None:

@@ -26,15 +26,20 @@ def sections_of(record: str) -> dict[str, str]:
     return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
+def refused(form: dict[str, Any], finish: FinishReason = FinishReason.STOP) -> str:
+    with pytest.raises(SummaryError) as raised:
+        checked_summary(ModelReply(text=form["text"], finish=finish, usage=None), task(), str)
+    return raised.value.outcome
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form["form"])
 def test_formats_from_public_sources_are_accepted_or_refused(form: dict[str, Any]) -> None:
-    reply = ModelReply(text=form["text"], finish=FinishReason.STOP, usage=None)
+    assert refused(form, FinishReason.LENGTH) == "truncated"
     if "outcome" in form:
-        with pytest.raises(SummaryError) as raised:
-            checked_summary(reply, task(), lambda text: text)
-        assert raised.value.outcome == form["outcome"]
+        assert refused(form) == form["outcome"]
         return
-    found = sections_of(checked_summary(reply, task(), lambda text: text))
+    reply = ModelReply(text=form["text"], finish=FinishReason.STOP, usage=None)
+    found = sections_of(checked_summary(reply, task(), str))
     assert [title for title in found if title in form["sections"]] == list(form["sections"]), "in order"
     for title, text in form["sections"].items():
         assert text in found[title]
@@ -42,39 +47,10 @@ def test_formats_from_public_sources_are_accepted_or_refused(form: dict[str, Any
         assert all(other not in text for name, other in form["sections"].items() if name != title)
 
 
-def test_a_truncated_record_in_another_format_is_refused() -> None:
-    for form in FORMS:
-        with pytest.raises(SummaryError) as raised:
-            checked_summary(
-                ModelReply(text=form["text"], finish=FinishReason.LENGTH, usage=None), task(), lambda text: text
-            )
-        assert raised.value.outcome == "truncated"
+PIECES = ["-", "<a>", "<a></a>", "{", '{"a":', "[", "| ", "# ", "**", "* ", "1. ", "1.", "_", "a_", "goal: ", ",", ", "]
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "-",
-        "<a>",
-        "<a></a>",
-        "{",
-        '{"a":',
-        "[",
-        "| ",
-        "# ",
-        "**",
-        "* ",
-        "1. ",
-        "1.",
-        "_",
-        "a_",
-        "goal: ",
-        ",",
-        ", ",
-        "\n| ",
-        "\n# ",
-    ],
-)
+@pytest.mark.parametrize("piece", [*PIECES, "\n| ", "\n# "])
 def test_endless_repetitions_of_a_model_are_checked_quickly(piece: str) -> None:
     started = time.process_time()
     repeated = piece * (100_000 // len(piece))

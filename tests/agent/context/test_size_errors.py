@@ -1,7 +1,5 @@
 """Prompts and outputs that are too large, in the wording of every provider, over every protocol, streamed and whole."""
 
-from typing import Any
-
 import pytest
 
 from agent.context.state import ContextState, stored_form
@@ -9,10 +7,10 @@ from hermes_state import sessions
 from hermes_state.turns import RunningTurn
 from hermes_state.values import Tokens
 from tests.agent.conftest import Chat
-from tests.agent.context.contexts import chat_at, clock_of, fill_and_ask, look
+from tests.agent.context.contexts import asked_for_turns, chat_at, clock_of, fill_and_ask, look
 from tests.agent.model.ways import MIXED_WAYS, Left, Talk, Way
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 from tests.sampling import Test, crossed, every
 
 WINDOW = 8_192
@@ -26,11 +24,6 @@ SILENT = ("413", "413-html")
 def every_way(test: Test) -> Test:
     """Decorator of a test over every protocol: under `make test` streamed or whole, under `make fuzz` both."""
     return pytest.mark.fuzz(pytest.mark.parametrize("way", every(2, MIXED_WAYS), ids=str)(test))
-
-
-def asked_for_turns(llm: LLM) -> list[dict[str, Any]]:
-    """Requests for answers. Requests for summaries have no tools."""
-    return [row for row in llm.requests.rows if row["body"].get("tools")]
 
 
 async def learned_window(talk: Talk) -> int | None:
@@ -51,7 +44,7 @@ async def check_that_it_goes_on(talk: Talk, turn: RunningTurn, llm: LLM) -> None
 @pytest.mark.fuzz
 @pytest.mark.parametrize(("style", "way"), crossed(2, [*STATING, *SILENT], MIXED_WAYS), ids=str)
 async def test_a_prompt_that_is_too_long_fits_after_at_most_three_attempts(
-    style: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+    style: str, way: Way, chat: Chat, server: Server, llm: LLM
 ) -> None:
     async with way.dialled(server.url, f"lab-8k@{style}") as model:
         talk = Talk(chat_at(chat, 7), model, **BELIEVED)
@@ -60,17 +53,14 @@ async def test_a_prompt_that_is_too_long_fits_after_at_most_three_attempts(
         assert left.state == "finished"
         assert left.told[0][1].endswith("what did we say?")
         assert 2 <= len(left.calls) <= 3
-        assert set(left.outcomes[:-1]) == {"overflow"}
-        assert len(asked_for_turns(llm)) == len(left.calls)
+        assert (set(left.outcomes[:-1]), len(asked_for_turns(llm))) == ({"overflow"}, len(left.calls))
         is_stated = style in STATING and not (way.protocol == "responses" and style == "openai")
         assert await learned_window(talk) == (WINDOW if is_stated else None), "a guess is not stored"
         await check_that_it_goes_on(talk, turn, llm)
 
 
 @every_way
-async def test_a_refusal_without_a_reason_near_the_end_of_the_window_means_length(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_vague_refusals_near_the_windows_end_mean_length(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     llm.models["lab-tight"] = {"context": 5_000, "max_output": 4_096}
     async with way.dialled(server.url, "lab-tight@vague") as model:
         talk = Talk(chat_at(chat, 7), model, context_length=Tokens(WINDOW), max_output_tokens=Tokens(2_048))
@@ -78,16 +68,14 @@ async def test_a_refusal_without_a_reason_near_the_end_of_the_window_means_lengt
         session = await talk.chat.store.read(sessions.load_tip, turn.lineage_id)
         held = stored_form(ContextState(strikes=2, blocked_at=20_000))  # otherwise it would have been compressed before
         await talk.chat.store.write(sessions.set_context_state, session.id, held)
-        left = await talk.bring_to_an_end(turn)
-        assert left.outcomes == ["rejected", "ok"]
+        assert (await talk.bring_to_an_end(turn)).outcomes == ["rejected", "ok"]
+        assert talk.agent.context.limits.context_length == WINDOW, "for other conversations, nothing has changed"
         assert await learned_window(talk) is None
         await check_that_it_goes_on(talk, turn, llm)
 
 
 @every_way
-async def test_a_stated_window_above_the_known_window_is_ignored(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_a_stated_window_above_the_known_one_is_ignored(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     message = "This model's maximum context length is 900000 tokens. However, your messages resulted in 900001 tokens."
     refusal = {"error": {"message": message, "type": "invalid_request_error", "code": "context_length_exceeded"}}
     async with way.dialled(server.url) as model:
@@ -100,9 +88,7 @@ async def test_a_stated_window_above_the_known_window_is_ignored(
 
 
 @every_way
-async def test_a_prompt_limit_in_a_refusal_does_not_change_the_window(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_a_refusals_prompt_limit_keeps_the_window(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     message = "Input tokens exceed the configured limit of 8000 tokens. Your messages resulted in 9512 tokens."
     refusal = {"error": {"message": message, "type": "invalid_request_error", "code": "context_length_exceeded"}}
     async with way.dialled(server.url) as model:
@@ -122,7 +108,7 @@ async def test_a_prompt_limit_in_a_refusal_does_not_change_the_window(
 @every_way
 @pytest.mark.parametrize("status", [429, 413])
 async def test_a_prompt_above_the_accounts_limit_per_minute_is_compressed(
-    status: int, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+    status: int, way: Way, chat: Chat, server: Server, llm: LLM
 ) -> None:
     message = (
         "Request too large for lab in organization org-lab on tokens per min (TPM): Limit 8000, Requested 11548. The "
@@ -133,8 +119,7 @@ async def test_a_prompt_above_the_accounts_limit_per_minute_is_compressed(
         talk = Talk(chat_at(chat, 7), model, **BELIEVED)
         turn = await fill_and_ask(talk.chat, talk.agent, 9_500)
         llm.scripts.append({"times": 1, "has_tools": True, "reply": {"error": {"status": status, "body": refusal}}})
-        left = await talk.bring_to_an_end(turn)
-        assert left.outcomes == ["overflow", "ok"]
+        assert (await talk.bring_to_an_end(turn)).outcomes == ["overflow", "ok"]
         assert asked_for_turns(llm)[-1]["prompt_tokens"] < 8_000 - 2_048
         assert (await talk.agent.context.status(turn.conversation)).limits.context_length == 8_000
         assert await learned_window(talk) is None, "the limit does not belong to the model"
@@ -151,9 +136,7 @@ def refuse(llm: LLM, times: int) -> None:
 
 
 @every_way
-async def test_a_large_prompt_refused_without_a_reason_is_compressed_once(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_a_long_prompt_refused_vaguely_is_compressed_once(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     async with way.dialled(server.url) as model:
         talk = Talk(chat_at(chat, 7), model, **BELIEVED)
         turn = await fill_and_ask(talk.chat, talk.agent, 9_000)  # a third of the window, but nothing was answered yet
@@ -169,9 +152,7 @@ async def test_a_large_prompt_refused_without_a_reason_is_compressed_once(
 
 
 @every_way
-async def test_a_refusal_after_a_compression_was_not_about_length(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_a_refusal_after_compressing_is_not_about_length(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     async with way.dialled(server.url) as model:
         talk = Talk(chat_at(chat, 7), model, **BELIEVED)
         turn = await fill_and_ask(talk.chat, talk.agent, 9_000)
@@ -191,7 +172,7 @@ async def test_a_refusal_after_a_compression_was_not_about_length(
 # ---- the output limit
 
 
-async def test_summaries_use_the_learned_output_limit(chat: Chat, server: labkit.Server, llm: LLM) -> None:
+async def test_summaries_use_the_learned_output_limit(chat: Chat, server: Server, llm: LLM) -> None:
     way = next(way for way in MIXED_WAYS if way.protocol == "anthropic")
     llm.models["lab-terse"] = {"context": 131_072, "max_output": 4_096}  # there is room for far more
     async with way.dialled(server.url, "lab-terse") as model:
@@ -208,20 +189,19 @@ async def test_summaries_use_the_learned_output_limit(chat: Chat, server: labkit
 async def check_that_only_the_calls_cap_is_lowered(talk: Talk, turn: RunningTurn, left: Left, llm: LLM) -> list[int]:
     """Return the output limits of the turn and the next turn, and check that nothing else changed."""
     asked: list[int] = [row["max_tokens"] for row in llm.requests.rows]
-    assert left.state == "finished"
-    assert left.outcomes == ["output_cap"] * (len(asked) - 1) + ["ok"]
+    assert (left.state, left.outcomes) == ("finished", ["output_cap"] * (len(asked) - 1) + ["ok"])
     assert asked == sorted(asked, reverse=True)
     assert (await look(talk.chat, turn.lineage_id)).compressions == []
     assert await learned_window(talk) is None
+    limits = talk.agent.context.limits
+    assert limits.context_length == talk.agent.model.info.context_length, "the window stays"
     await talk.say("and now?")
     return [*asked, llm.requests.rows[len(asked)]["max_tokens"]]
 
 
 @every_way
 @pytest.mark.parametrize("most", [8_192, 16_384])
-async def test_an_output_limit_above_the_models_is_lowered_to_it(
-    most: int, way: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_a_too_high_output_limit_is_lowered(most: int, way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     llm.models["lab-terse"] = {"context": 131_072, "max_output": most}
     async with way.dialled(server.url, "lab-terse") as model:
         talk = Talk(chat_at(chat, 7), model, max_output_tokens=Tokens(65_536))
@@ -239,7 +219,7 @@ async def test_an_output_limit_above_the_models_is_lowered_to_it(
 @every_way
 @pytest.mark.parametrize("style", ["openai-combined", "vllm", "openrouter"])
 async def test_an_output_limit_that_does_not_fit_next_to_the_prompt_is_lowered(
-    style: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+    style: str, way: Way, chat: Chat, server: Server, llm: LLM
 ) -> None:
     llm.models["lab-wordy"] = {"context": 10_000, "max_output": 8_192}
     async with way.dialled(server.url, f"lab-wordy@{style}") as model:
@@ -252,9 +232,7 @@ async def test_an_output_limit_that_does_not_fit_next_to_the_prompt_is_lowered(
 
 
 @every_way
-async def test_an_output_limit_that_cannot_be_lowered_enough_is_reported(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_an_output_limit_that_stays_too_high_is_reported(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     refusal = {"error": {"message": "max_tokens is too large", "type": "invalid_request_error"}}
     llm.scripts.append({"times": -1, "reply": {"error": {"status": 400, "body": refusal}}})
     async with way.dialled(server.url) as model:

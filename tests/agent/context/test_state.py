@@ -25,11 +25,7 @@ def test_a_compression_helps_if_it_frees_a_tenth_and_ends_a_tenth_below_the_thre
     assert state.judged(40_000, threshold=44_000).strikes == 2, "the next compression would follow at once"
     assert state.judged(39_600, threshold=44_000).strikes == 0
     assert state.judged(44_000, threshold=50_000).awaited is None
-
-
-def test_a_report_without_a_compression_before_it_judges_nothing() -> None:
-    state = ContextState(strikes=1)
-    assert state.judged(90_000, threshold=50_000) is state
+    assert (told := ContextState(strikes=1)).judged(90_000, threshold=50_000) is told, "nothing to judge"
 
 
 LIMITS = limits_of(100_000, 20_000, LimitSettings(threshold=0.4))
@@ -81,22 +77,23 @@ def test_the_next_outcome_drops_cooldowns_of_other_settings() -> None:
     assert state.answered("loop:third:model:a1") is state
 
 
-@pytest.mark.parametrize("outcome", ["timeout", "unavailable", "rate_limited", "truncated"])
-def test_a_route_that_fails_again_cools_down_longer(outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "seconds"),
+    [
+        *((outcome, [60, 300, 900, 900]) for outcome in ("timeout", "unavailable", "rate_limited", "truncated")),
+        *((outcome, [600, 600]) for outcome in ("auth", "quota")),
+    ],
+)
+def test_a_route_that_fails_again_cools_down_longer_unless_the_failure_lasts(outcome: str, seconds: list[int]) -> None:
     state, rests = ContextState(), []
-    for _ in range(4):
+    for _ in seconds:
         state = state.failed(ROUTE, outcome, NOW)
         rests.append(seconds_cooling(state))
-    assert rests == [60, 300, 900, 900]
+    assert rests == seconds
     assert state.is_cooling(ROUTE, NOW)
-    assert not state.is_cooling(ROUTE, Millis(NOW + 900_000))
+    assert not state.is_cooling(ROUTE, Millis(NOW + seconds[-1] * 1_000))
     assert not state.is_cooling("hygiene:lab:model", NOW)
     assert not state.is_cooling(ROUTE, Millis(NOW - 86_400_000)), "the clock was set back"
-
-
-@pytest.mark.parametrize("outcome", ["auth", "quota"])
-def test_a_lasting_failure_cools_down_ten_minutes_at_once(outcome: str) -> None:
-    assert seconds_cooling(ContextState().failed(ROUTE, outcome, NOW)) == 600
 
 
 def test_a_manual_compression_clears_all_holds() -> None:

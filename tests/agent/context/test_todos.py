@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.context.commit import settle_undo
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel
 from agent.tokens import estimated_text_tokens
 from agent.tools.planning import MAX_ITEMS, todo_tool
 from agent.tools.registry import ToolRegistry
@@ -14,18 +14,10 @@ from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, ConversationRef, Origin
 from tests.agent.conftest import SENT_AT, Chat, Sink
-from tests.agent.context.contexts import agent_of, dialled, fill, look
+from tests.agent.context.contexts import agent_of, fill, look
 from tests.agent.tools import calls
 from tests.agents import SingleModelAgent
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
-
-
-@pytest.fixture
-async def small(server: labkit.Server) -> Any:
-    async with dialled(server, "lab-8k") as model:
-        yield model
-
 
 LIST = [
     TodoRow(id=1, text="water the plants", state=TodoState.DONE),
@@ -44,9 +36,7 @@ async def todos_in_view(chat: Chat, conversation: ConversationRef) -> list[str]:
     return [row.text or "" for row in view.transcript if row.origin is Origin.TODO]
 
 
-async def test_after_ten_compressions_the_open_items_are_in_the_prompt_once(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_after_ten_compressions_open_items_are_in_the_prompt_once(chat: Chat, small: ChatModel, llm: LLM) -> None:
     agent = agent_of(chat, small)
     conversation = await fill(chat, agent, 3_000)
     await chat.store.write(put_todos, conversation.lineage_id, LIST, SENT_AT, is_whole=True)
@@ -57,8 +47,7 @@ async def test_after_ten_compressions_the_open_items_are_in_the_prompt_once(
     turn = await chat.start("and now?")
     await agent.run(turn, Sink())
     prompt = str(llm.requests.rows[-1]["body"]["messages"])
-    assert prompt.count("3. [pending] call the harbour") == 1
-    assert prompt.count("2. [in_progress]") == 1
+    assert (prompt.count("3. [pending] call the harbour"), prompt.count("2. [in_progress]")) == (1, 1)
     assert "water the plants" not in prompt
     assert [row["body"] for row in llm.requests.rows if "harbour" in str(row["body"])] == [
         llm.requests.rows[-1]["body"]
@@ -66,7 +55,7 @@ async def test_after_ten_compressions_the_open_items_are_in_the_prompt_once(
     assert not any(row["violations"] for row in llm.requests.rows)
 
 
-async def test_an_undone_compression_restores_the_earlier_view(chat: Chat, small: ChatCompletionsModel) -> None:
+async def test_an_undone_compression_restores_the_earlier_view(chat: Chat, small: ChatModel) -> None:
     agent = agent_of(chat, small)
     conversation = await fill(chat, agent, 3_500)
     await chat.store.write(put_todos, conversation.lineage_id, LIST, SENT_AT, is_whole=True)
@@ -86,9 +75,7 @@ async def test_an_undone_compression_restores_the_earlier_view(chat: Chat, small
     assert await todos_in_view(chat, conversation) == []
 
 
-async def test_the_todo_row_is_neither_searched_nor_counted_as_a_message(
-    chat: Chat, small: ChatCompletionsModel
-) -> None:
+async def test_the_todo_row_is_neither_searched_nor_counted_as_a_message(chat: Chat, small: ChatModel) -> None:
     agent = agent_of(chat, small)
     conversation = await fill(chat, agent, 3_500)
     said = (await look(chat, conversation.lineage_id)).said
@@ -98,7 +85,7 @@ async def test_the_todo_row_is_neither_searched_nor_counted_as_a_message(
     assert (await look(chat, conversation.lineage_id)).said == said
 
 
-async def test_a_long_list_takes_at_most_a_tenth_of_the_threshold(chat: Chat, small: ChatCompletionsModel) -> None:
+async def test_a_long_list_takes_at_most_a_tenth_of_the_threshold(chat: Chat, small: ChatModel) -> None:
     agent = agent_of(chat, small)
     conversation = await fill(chat, agent, 3_500)
     items = [TodoRow(id=n, text=f"repair pump {n} of the harbour " * 9, state=TodoState.PENDING) for n in range(1, 50)]
@@ -110,9 +97,6 @@ async def test_a_long_list_takes_at_most_a_tenth_of_the_threshold(chat: Chat, sm
     assert "1. [pending] repair pump 1 of" in shown
     assert "50. [in_progress] write down the tides" in shown, "items in progress come first"
     assert shown.endswith("more open items did not fit here: call `todo` to read them)")
-
-
-# ---- the tool
 
 
 async def call(chat: Chat, turn: RunningTurn, **arguments: Any) -> str:

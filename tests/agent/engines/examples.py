@@ -66,10 +66,7 @@ def conversation(turns: int, *, filler: str = FILLER) -> tuple[Message, ...]:
     """Turns with one tool call each."""
     rows: list[Message] = []
     for number in range(turns):
-        rows += [
-            human(f"question {number} {filler}"),
-            answer(None, f"call-{rows[-1].id if rows else 0}-{number}"),
-        ]
+        rows += [human(f"question {number} {filler}"), answer(None, f"call-{rows[-1].id if rows else 0}-{number}")]
         call_id = rows[-1].body.calls[0].id
         rows += [result(call_id, f"result {number} {filler}"), answer(f"answer {number}")]
     return tuple(rows)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.engines.contract import ContextEngine
-from agent.engines.loader import FOLDER, LoadedEngine, find_plugins, list_plugins, load_engine
+from agent.engines.loader import FOLDER, find_plugins, list_plugins, load_engine
 from hermes_state.errors import ConfigError
 from tests.agent.engines.examples import messages
 
@@ -25,11 +25,6 @@ class Sample(ContextEngine):
     def should_compress(self, prompt_tokens=None): return False
     def compress(self, messages, current_tokens=None, focus_topic=None): return messages
 '''
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path
 
 
 @pytest.fixture(autouse=True)
@@ -66,67 +61,55 @@ def install(site: Path, points: dict[str, str], code: str = ENGINE) -> None:
     (info / "entry_points.txt").write_text(f"[hermes_gateway.context_engines]\n{lines}\n")
 
 
-def chosen(name: str, home: Path) -> LoadedEngine:
-    engine = load_engine(name, home)
-    assert engine is not None
-    return engine
-
-
 def why(home: Path, name: str) -> str | None:
     return next(report.why for report in list_plugins(home, "compressor") if report.name == name)
 
 
-def test_the_built_in_engine_is_always_listed_and_not_a_plugin(home: Path) -> None:
-    assert load_engine("compressor", home) is None
-    [report] = list_plugins(home, "compressor")
+def test_the_built_in_engine_is_always_listed_and_not_a_plugin(tmp_path: Path) -> None:
+    assert load_engine("compressor", tmp_path) is None
+    [report] = list_plugins(tmp_path, "compressor")
     assert (report.name, report.state, report.why) == ("compressor", "active", None)
 
 
-def test_a_folder_with_one_engine_is_a_plugin(home: Path) -> None:
-    folder = put(home, "sample", ENGINE)
-    engine = chosen("sample", home)
+def test_a_folder_with_one_engine_is_a_plugin(tmp_path: Path) -> None:
+    folder = put(tmp_path, "sample", ENGINE)
+    engine = load_engine("sample", tmp_path)
     assert (engine.name, engine.source, engine.about) == ("sample", str(folder), "A sample.")
     assert isinstance(engine.make(), ContextEngine)
     assert engine.make() is not engine.make()
-    assert [(report.name, report.state) for report in list_plugins(home, "sample")] == [
+    assert [(report.name, report.state) for report in list_plugins(tmp_path, "sample")] == [
         ("compressor", "found"),
         ("sample", "active"),
     ]
 
 
-def test_modules_of_a_folder_may_import_each_other(home: Path) -> None:
-    put(home, "sample", ENGINE, "parts.py")
-    put(home, "sample", "from .parts import Sample\n")
-    assert chosen("sample", home).make().name == "sample"
-
-
-def test_a_changed_folder_is_loaded_again(home: Path) -> None:
-    put(home, "sample", ENGINE)
-    assert chosen("sample", home).make().name == "sample"
-    put(home, "sample", ENGINE.replace('name = "sample"', 'name = "another"'))
-    assert chosen("sample", home).make().name == "another"
+def test_a_changed_folder_is_loaded_again_and_its_modules_may_import_each_other(tmp_path: Path) -> None:
+    for name in ("sample", "another"):
+        put(tmp_path, "sample", ENGINE.replace('name = "sample"', f'name = "{name}"'), "parts.py")
+        put(tmp_path, "sample", "from .parts import Sample\n")
+        assert load_engine("sample", tmp_path).make().name == name
 
 
 @pytest.mark.parametrize("offered", ["Sample", "lambda: Sample()", "Sample()"])
-def test_a_module_may_register_a_class_a_function_or_an_engine(home: Path, offered: str) -> None:
-    put(home, "sample", f"{ENGINE}\ndef register(registry):\n    registry.register_context_engine({offered})\n")
-    engine = chosen("sample", home)
+def test_a_module_may_register_a_class_a_function_or_an_engine(tmp_path: Path, offered: str) -> None:
+    put(tmp_path, "sample", f"{ENGINE}\ndef register(registry):\n    registry.register_context_engine({offered})\n")
+    engine = load_engine("sample", tmp_path)
     assert engine.make().name == "sample"
     assert engine.make() is not engine.make()
 
 
-def test_an_entry_point_of_a_package_is_a_plugin(home: Path, site: Path) -> None:
+def test_an_entry_point_of_a_package_is_a_plugin(tmp_path: Path, site: Path) -> None:
     install(site, {"sample": "lab_engines:Sample", "whole": "lab_engines"})
-    engine = chosen("sample", home)
+    engine = load_engine("sample", tmp_path)
     assert (engine.source, engine.make().name) == ("lab-engines 1.2", "sample")
-    assert chosen("whole", home).make().name == "sample"
+    assert load_engine("whole", tmp_path).make().name == "sample"
 
 
-def test_a_folder_wins_over_a_package_of_the_same_name(home: Path, site: Path) -> None:
+def test_a_folder_wins_over_a_package_of_the_same_name(tmp_path: Path, site: Path) -> None:
     install(site, {"sample": "lab_engines:Sample"})
-    folder = put(home, "sample", ENGINE)
-    assert chosen("sample", home).source == str(folder)
-    reports = [report for report in list_plugins(home, "sample") if report.name == "sample"]
+    folder = put(tmp_path, "sample", ENGINE)
+    assert load_engine("sample", tmp_path).source == str(folder)
+    reports = [report for report in list_plugins(tmp_path, "sample") if report.name == "sample"]
     assert [(report.state, report.why) for report in reports] == [
         ("active", None),
         ("failed", "this name is already used"),
@@ -153,57 +136,57 @@ def test_a_folder_wins_over_a_package_of_the_same_name(home: Path, site: Path) -
         (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'x', 'parameters': {'type': 'list'}}]", "schema"),
     ],
 )
-def test_an_unusable_plugin_gives_the_reason_and_is_refused_only_when_chosen(
-    home: Path, code: str, reason: str
-) -> None:
-    put(home, "broken", code)
-    put(home, "sample", ENGINE)
-    assert reason in (why(home, "broken") or "")
-    assert chosen("sample", home).name == "sample"
+def test_an_unusable_plugin_has_a_reason_and_is_refused_if_chosen(tmp_path: Path, code: str, reason: str) -> None:
+    put(tmp_path, "broken", code)
+    put(tmp_path, "sample", ENGINE)
+    assert reason in (why(tmp_path, "broken") or "")
+    assert load_engine("sample", tmp_path).name == "sample"
     with pytest.raises(ConfigError, match=re.escape(reason)):
-        load_engine("broken", home)
+        load_engine("broken", tmp_path)
 
 
-def test_a_folder_without_a_module_or_writable_by_everybody_is_refused(home: Path) -> None:
-    (home / FOLDER / "empty").mkdir(parents=True)
-    assert why(home, "empty") == "its folder has no __init__.py"
-    put(home, "open", ENGINE).chmod(0o777)
-    assert "every user of this machine can write to" in (why(home, "open") or "")
+def test_a_folder_without_a_module_or_writable_by_everybody_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FOLDER / "empty").mkdir(parents=True)
+    assert why(tmp_path, "empty") == "its folder has no __init__.py"
+    put(tmp_path, "open", ENGINE).chmod(0o777)
+    assert "every user of this machine can write to" in (why(tmp_path, "open") or "")
 
 
 @pytest.mark.parametrize("part", ["parts.py", "inner", "inner/deep.py", "../../context_engine"])
-def test_a_folder_with_a_part_writable_by_everybody_is_refused(home: Path, part: str) -> None:
-    folder = put(home, "sample", ENGINE)
+def test_a_folder_with_a_part_writable_by_everybody_is_refused(tmp_path: Path, part: str) -> None:
+    folder = put(tmp_path, "sample", ENGINE)
     (folder / "inner").mkdir()
     for file in ("parts.py", "inner/deep.py"):
         (folder / file).write_text("")
-    assert why(home, "sample") is None
-    open_part = (folder / part).resolve()
-    open_part.chmod(0o777)
-    assert f"every user of this machine can write to {open_part.relative_to(home)};" in (why(home, "sample") or "")
+    assert why(tmp_path, "sample") is None
+    wide_open = (folder / part).resolve()
+    wide_open.chmod(0o777)
+    assert f"every user of this machine can write to {wide_open.relative_to(tmp_path)};" in (
+        why(tmp_path, "sample") or ""
+    )
 
 
-def test_only_the_chosen_plugin_runs(home: Path) -> None:
-    put(home, "other", f"open({str(home / 'ran')!r}, 'w').close()\n{ENGINE}")
-    put(home, "sample", ENGINE)
-    load_engine("sample", home)
-    find_plugins(home)
-    assert not (home / "ran").exists()
+def test_only_the_chosen_plugin_runs(tmp_path: Path) -> None:
+    put(tmp_path, "other", f"open({str(tmp_path / 'ran')!r}, 'w').close()\n{ENGINE}")
+    put(tmp_path, "sample", ENGINE)
+    load_engine("sample", tmp_path)
+    find_plugins(tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
-def test_an_unknown_name_suggests_the_nearest_known_name(home: Path) -> None:
-    put(home, "bookmarks", ENGINE)
+def test_an_unknown_name_suggests_the_nearest_known_name(tmp_path: Path) -> None:
+    put(tmp_path, "bookmarks", ENGINE)
     for name, nearest in (("bookmark", "did you mean bookmarks?"), ("Compresser", "did you mean compressor?")):
         with pytest.raises(ConfigError, match=re.escape(nearest)):
-            load_engine(name, home)
+            load_engine(name, tmp_path)
     with pytest.raises(ConfigError, match="known engines: compressor, bookmarks"):
-        load_engine("zzz", home)
+        load_engine("zzz", tmp_path)
 
 
-def test_a_plugin_named_like_the_built_in_engine_does_not_replace_it(home: Path) -> None:
-    put(home, "compressor", ENGINE)
-    assert load_engine("compressor", home) is None
-    assert [(report.state, report.why) for report in list_plugins(home, "compressor")] == [
+def test_a_plugin_named_like_the_built_in_engine_does_not_replace_it(tmp_path: Path) -> None:
+    put(tmp_path, "compressor", ENGINE)
+    assert load_engine("compressor", tmp_path) is None
+    assert [(report.state, report.why) for report in list_plugins(tmp_path, "compressor")] == [
         ("active", None),
         ("failed", "this name is already used by the built-in engine"),
     ]
@@ -211,14 +194,12 @@ def test_a_plugin_named_like_the_built_in_engine_does_not_replace_it(home: Path)
 
 def documented_engine() -> str:
     text = (Path(__file__).parents[3] / "docs/reference/plugins.md").read_text("utf-8")
-    found = re.search(r"<!-- example:.*?-->\n```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    return found[1]
+    return re.search(r"<!-- example:.*?-->\n```python\n(.*?)```", text, re.DOTALL)[1]
 
 
-def test_the_documented_engine_works(home: Path) -> None:
-    put(home, "bookmarks", documented_engine())
-    loaded = chosen("bookmarks", home)
+def test_the_documented_engine_works(tmp_path: Path) -> None:
+    put(tmp_path, "bookmarks", documented_engine())
+    loaded = load_engine("bookmarks", tmp_path)
     assert loaded.about == "Keeps the newest messages and the first words of the rest."
     assert [schema.name for schema in loaded.schemas] == ["bookmark"]
     engine: Any = loaded.make()

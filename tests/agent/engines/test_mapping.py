@@ -21,6 +21,7 @@ from tests.fakes.llm_legality import check_openai, untidy
 from tests.sampling import examples
 
 ROWS = conversation(6, filler="filler")
+END = (-4, -3, -2, -1)
 
 
 def given_list(rows: Sequence[Message] = ROWS) -> SentMessages:
@@ -28,9 +29,7 @@ def given_list(rows: Sequence[Message] = ROWS) -> SentMessages:
 
 
 def back(sent: SentMessages, returned: object) -> MappedMessages:
-    mapped = mapped_messages(sent, returned, lambda text: text.replace("hunter2", "[redacted]"))
-    assert mapped is not None
-    return mapped
+    return mapped_messages(sent, returned, lambda text: text.replace("hunter2", "[redacted]"))
 
 
 def kept(mapped: MappedMessages) -> list[int]:
@@ -53,8 +52,7 @@ def note(text: str, role: str = "user") -> dict[str, Any]:
 def test_the_same_objects_are_the_same_rows_and_the_rest_is_the_handoff() -> None:
     sent = given_list()
     mapped = back(sent, [sent.messages[0], note("what was"), *sent.messages[-8:]])
-    assert kept(mapped) == [row.id for row in ROWS[-8:]]
-    assert mapped.context[0] == handoff(mapped)
+    assert (kept(mapped), mapped.context[0]) == ([row.id for row in ROWS[-8:]], handoff(mapped))
     assert (said(mapped), mapped.summarised, mapped.removed) == ("what was", 16, ROWS[:16])
     record = parse_handoff(handoff(mapped).text or "")
     assert (record.messages, record.first_id, record.last_id) == (16, ROWS[0].id, ROWS[15].id)
@@ -82,8 +80,7 @@ def test_a_repetition_of_a_kept_first_message_is_the_engines_own_text() -> None:
     sent = sent_messages("", rows, WireStyle())
     again = note(sent.messages[0]["content"])
     mapped = back(sent, [sent.messages[0], again, sent.messages[-1]])
-    assert kept(mapped) == [rows[0].id, rows[2].id]
-    assert said(mapped) == again["content"]
+    assert (kept(mapped), said(mapped)) == ([rows[0].id, rows[2].id], again["content"])
 
 
 def test_an_unchanged_list_is_not_a_compression() -> None:
@@ -91,12 +88,8 @@ def test_an_unchanged_list_is_not_a_compression() -> None:
     assert mapped_messages(sent, list(sent.messages), str) is None
     assert mapped_messages(sent, copy.deepcopy(list(sent.messages)), str) is None
     assert mapped_messages(sent, list(sent.messages[1:]), str) is None
-
-
-def test_changes_to_the_system_prompt_are_ignored() -> None:
-    sent = given_list()
     sent.messages[0]["content"] = "You are somebody else."
-    assert mapped_messages(sent, list(sent.messages), str) is None
+    assert mapped_messages(sent, list(sent.messages), str) is None, "the system prompt does not count"
 
 
 def test_a_message_changed_in_place_no_longer_matches_its_row() -> None:
@@ -104,31 +97,23 @@ def test_a_message_changed_in_place_no_longer_matches_its_row() -> None:
     returned = list(sent.messages)
     returned[1]["content"] = "question 0, shortened"
     mapped = back(sent, returned)
-    assert kept(mapped) == [row.id for row in ROWS[1:]]
-    assert said(mapped) == "question 0, shortened"
+    assert (kept(mapped), said(mapped)) == ([row.id for row in ROWS[1:]], "question 0, shortened")
 
 
 def test_a_shortened_result_stays_with_its_call_and_names_the_full_result() -> None:
-    rows = (human("q"), answer(None, "c1"), result("c1", "long " * 200), answer("a"), human("next"))
+    rows = (human("q"), answer(None, "c1"), result("c1", "long " * 200), answer("a"), human("p"), human("next"))
     sent = given_list(rows)
     sent.messages[3]["content"] = "long, and so on"
     mapped = back(sent, list(sent.messages))
     [stub] = [item for item in mapped.context if isinstance(item, NewMessage)]
-    assert mapped.context == (rows[0].id, rows[1].id, stub, rows[3].id, rows[4].id)
+    assert mapped.context == (rows[0].id, rows[1].id, stub, *(row.id for row in rows[3:]))
     assert (stub.role, stub.tool_call_id, stub.turn_id) == (MessageRole.TOOL, "c1", rows[2].turn_id)
-    assert stub.text is not None
     assert stub.text.startswith("long, and so on")
     assert f'history_open(id="m{rows[2].id}")' in stub.text
     assert (mapped.removed, mapped.summarised) == ((rows[2],), 0)
-
-
-def test_a_handoff_for_dropped_rows_does_not_separate_a_shortened_result() -> None:
-    rows = (human("q"), answer(None, "c1"), result("c1", "long " * 200), answer("a"), human("p"), human("next"))
-    sent = given_list(rows)
-    sent.messages[3]["content"] = "long, and so on"
     mapped = back(sent, [*sent.messages[:4], sent.messages[-1]])
     [stub, summary] = [item for item in mapped.context if isinstance(item, NewMessage)]
-    assert mapped.context == (rows[0].id, rows[1].id, stub, summary, rows[4].id, rows[5].id)
+    assert mapped.context == (rows[0].id, rows[1].id, stub, summary, rows[4].id, rows[5].id), "the handoff comes after"
 
 
 def test_text_added_before_a_call_becomes_the_handoff() -> None:
@@ -136,8 +121,7 @@ def test_text_added_before_a_call_becomes_the_handoff() -> None:
     sent = given_list(rows)
     changed = {**sent.messages[5], "content": "what was\n\nthere"}
     mapped = back(sent, [sent.messages[0], sent.messages[4], changed, *sent.messages[6:]])
-    assert kept(mapped) == [row.id for row in rows[3:]]
-    assert said(mapped) == "what was"
+    assert (kept(mapped), said(mapped)) == ([row.id for row in rows[3:]], "what was")
 
 
 def test_results_are_removed_together_with_their_call() -> None:
@@ -147,8 +131,7 @@ def test_results_are_removed_together_with_their_call() -> None:
     asked["tool_calls"][0]["id"] = "other"
     returned = [sent.messages[1], asked, {**sent.messages[3], "tool_call_id": "other"}, *sent.messages[4:]]
     mapped = back(sent, returned)
-    assert kept(mapped) == [rows[0].id, rows[3].id, rows[4].id]
-    assert said(mapped) == "(called look)\n\nfound it"
+    assert (kept(mapped), said(mapped)) == ([rows[0].id, rows[3].id, rows[4].id], "(called look)\n\nfound it")
 
 
 def test_text_before_a_persons_words_is_separated_from_them() -> None:
@@ -156,8 +139,7 @@ def test_text_before_a_persons_words_is_separated_from_them() -> None:
     newest = sent.messages[-4]
     merged = {"role": "user", "content": f"what was\n\n{newest['content']}"}
     mapped = back(sent, [sent.messages[0], merged, *sent.messages[-3:]])
-    assert kept(mapped) == [row.id for row in ROWS[-4:]]
-    assert said(mapped) == "what was"
+    assert (kept(mapped), said(mapped)) == ([row.id for row in ROWS[-4:]], "what was")
 
 
 def test_the_newest_request_stays_even_if_the_engine_dropped_it() -> None:
@@ -171,8 +153,7 @@ def test_all_text_of_an_engine_becomes_one_handoff_at_its_first_position() -> No
     sent = given_list()
     messages = sent.messages
     mapped = back(sent, [*messages[1:5], note("one"), *messages[9:13], note("two"), *messages[-4:]])
-    assert said(mapped) == "one\n\ntwo"
-    assert mapped.context.index(handoff(mapped)) == 4
+    assert (said(mapped), mapped.context.index(handoff(mapped))) == ("one\n\ntwo", 4)
 
 
 def test_an_earlier_handoff_is_a_separate_message_and_stays_if_unchanged() -> None:
@@ -194,15 +175,13 @@ def test_new_text_and_an_earlier_handoff_become_one_record() -> None:
     record = parse_handoff(handoff(replaced).text or "")
     assert (record.text, record.messages, record.first_id) == ("long ago and since", 60, 1)
     both = back(sent, [sent.messages[1], note("since"), *sent.messages[-4:]])
-    assert said(both) == "long ago\n\nsince"
-    assert kept(both) == [row.id for row in ROWS[-4:]]
+    assert (said(both), kept(both)) == ("long ago\n\nsince", [row.id for row in ROWS[-4:]])
 
 
 def test_rows_dropped_without_a_summary_are_announced() -> None:
     sent = given_list()
     mapped = back(sent, [*sent.messages[:5], *sent.messages[-4:]])
-    assert said(mapped) == UNSAID
-    assert mapped.context.index(handoff(mapped)) == 4
+    assert (said(mapped), mapped.context.index(handoff(mapped))) == (UNSAID, 4)
 
 
 def test_markers_and_secrets_in_an_engines_text_are_removed() -> None:
@@ -237,23 +216,20 @@ def test_invalid_lists_are_refused(returned: object, reason: str) -> None:
         mapped_messages(given_list(), returned, str)
 
 
-def test_missing_results_repetitions_and_another_order_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("kept_places", "reason"),
+    [
+        ((1, 2, 4), "no result"),
+        ((1, 2), "at the end"),
+        ((1, 1, *END), "order"),
+        ((5, 1), "order"),
+        ((4, None, *END), "begin"),
+    ],
+)
+def test_missing_results_and_another_order_are_refused(kept_places: Sequence[int | None], reason: str) -> None:
     sent = given_list()
-    messages = sent.messages
-    with pytest.raises(MessageListError, match="no result"):
-        mapped_messages(sent, [messages[1], messages[2], messages[4]], str)
-    with pytest.raises(MessageListError, match="at the end"):
-        mapped_messages(sent, [messages[1], messages[2]], str)
-    with pytest.raises(MessageListError, match="order"):
-        mapped_messages(sent, [messages[1], messages[1], *messages[-4:]], str)
-    with pytest.raises(MessageListError, match="order"):
-        mapped_messages(sent, [messages[5], messages[1]], str)
-
-
-def test_a_list_that_begins_with_an_answer_is_refused() -> None:
-    sent = given_list()
-    with pytest.raises(MessageListError, match="begin"):
-        mapped_messages(sent, [sent.messages[4], note("what was"), *sent.messages[-4:]], str)
+    with pytest.raises(MessageListError, match=reason):
+        mapped_messages(sent, [note("what was") if at is None else sent.messages[at] for at in kept_places], str)
 
 
 def child_rows(mapped: MappedMessages, rows: Sequence[Message]) -> tuple[Message, ...]:
@@ -272,9 +248,7 @@ def child_rows(mapped: MappedMessages, rows: Sequence[Message]) -> tuple[Message
 
 @examples(100)
 @given(data=st.data())
-def test_any_valid_list_gives_a_valid_ordered_view_with_the_newest_request(
-    data: st.DataObject,
-) -> None:
+def test_any_valid_list_gives_a_valid_ordered_view_with_the_newest_request(data: st.DataObject) -> None:
     rows = (*conversation(data.draw(st.integers(1, 6)), filler=""), human("newest"), answer(None, "z"), result("z"))
     sent = given_list(rows)
     returned: list[Any] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.engines.contract import ContextEngine
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel
 from hermes_state import sessions
 from hermes_state.errors import ModelError
 from hermes_state.models.ledger import call_outcomes
@@ -65,7 +65,7 @@ class AskingAsync(Asking):
 
 @pytest.mark.parametrize("kind", [Asking, AskingAsync])
 async def test_an_engine_gets_model_calls_and_the_ids_of_its_messages(
-    kind: type[Asking], chat: Chat, model: ChatCompletionsModel, llm: LLM
+    kind: type[Asking], chat: Chat, model: ChatModel, llm: LLM
 ) -> None:
     made: list[Asking] = []
 
@@ -95,9 +95,7 @@ async def test_an_engine_gets_model_calls_and_the_ids_of_its_messages(
     await agent.close()
 
 
-async def test_a_failing_model_cools_down_and_the_engine_gets_the_error(
-    chat: Chat, model: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_a_failing_model_cools_down_and_the_engine_gets_the_error(chat: Chat, model: ChatModel, llm: LLM) -> None:
     engine = Asking()
     llm.scripts.append({"match": "In one line", "times": -1, "reply": {"error": {"kind": "401"}}})
     listening = Listening()
@@ -139,9 +137,7 @@ async def test_a_call_after_the_end_of_its_compression_is_refused() -> None:
     assert failures == ["the compression has ended"]
 
 
-async def test_a_conversation_has_a_folder_that_outlives_engines_and_compressions(
-    chat: Chat, model: ChatCompletionsModel, tmp_path: Path
-) -> None:
+async def test_a_conversations_folder_outlives_its_compressions(chat: Chat, model: ChatModel, tmp_path: Path) -> None:
     told: list[tuple[str, str]] = []
 
     class Placed(KeepNewest):

@@ -4,11 +4,11 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import pytest
 
 from agent.context.compressor import Compressor, Engine
@@ -47,16 +47,14 @@ from hermes_state.values import (
     ConversationRef,
     EstimatedTokens,
     LineageId,
-    Millis,
     Origin,
-    SessionId,
     Tokens,
     ToolCall,
     Transcript,
 )
 from tests.agent.conftest import Chat, FixedClock
 from tests.agent.context.contexts import SetClock
-from tests.agent.context.rows import answer, human
+from tests.agent.context.rows import answer, human, session
 from tests.agent.engines.examples import KeepNewest, conversation
 
 LIMITS = limits_of(8_192, 2_048, LimitSettings())
@@ -70,30 +68,6 @@ CONVERSATION = ConversationRef(
 )
 EngineT = TypeVar("EngineT", bound=ContextEngine)
 LAB = ModelInfo(name="lab", context_length=Tokens(8_192), api_key="key")
-
-
-def session(number: int = 1, parent: int | None = None, **changes: Any) -> Session:
-    made = Session(
-        id=SessionId(number),
-        key=f"s{number}",
-        chat_id=ChatId(1),
-        parent_session_id=None if parent is None else SessionId(parent),
-        lineage_id=LineageId(1),
-        depth=0 if parent is None else 1,
-        model=None,
-        title=None,
-        system_prompt="You help.",
-        started_at=Millis(0),
-        ended_at=None,
-        end_reason=None,
-        version=1,
-        next_seq=100,
-        message_count=0,
-        reported_prompt_tokens=None,
-        reported_at_seq=None,
-        context_state=None,
-    )
-    return msgspec.structs.replace(made, **changes)
 
 
 def job(
@@ -149,6 +123,19 @@ async def prepared(
     return await engine.prepare(wanted, state or ContextState())
 
 
+async def compressed(engine: Engine, wanted: CompressionJob) -> PreparedCompression:
+    result, _ = await engine.prepare(wanted, ContextState())
+    assert isinstance(result, PreparedCompression)
+    return result
+
+
+async def aborted(engine: Engine, wanted: CompressionJob) -> str:
+    """The reason of an aborted compression."""
+    result, _ = await engine.prepare(wanted, ContextState())
+    assert (type(result), result.kind) == (Aborted, "engine")
+    return result.reason
+
+
 def made_once(engine: ContextEngine) -> Callable[[], ContextEngine]:
     return lambda: engine
 
@@ -167,9 +154,7 @@ async def test_an_engine_for_lists_compresses_rows() -> None:
     result, state = await prepared(plugin(made_once(recorder)), job(focus="foxes"))
     assert isinstance(result, PreparedCompression)
     handoff, *rest = result.context
-    assert isinstance(handoff, NewMessage)
     assert handoff.origin is Origin.SUMMARY
-    assert handoff.text is not None
     assert handoff.text.startswith("Earlier: 24 messages about foxes.")
     assert rest == [row.id for row in ROWS[-8:]]
     assert (result.model, result.summarised, result.summary_kind) == ("theirs", 24, "model")
@@ -210,16 +195,12 @@ async def test_without_room_an_engine_gets_at_least_its_own_threshold() -> None:
                 return messages
             return super().compress(messages, current_tokens, focus_topic)
 
-    result, _ = await prepared(plugin(Hesitant), job(must_shrink=True))
-    assert isinstance(result, PreparedCompression)
-    assert result.model == "theirs"
+    assert (await compressed(plugin(Hesitant), job(must_shrink=True))).model == "theirs"
 
 
 async def test_the_built_in_engine_works_as_a_plugin() -> None:
-    result, _ = await prepared(plugin(lambda: ContextCompressor(context_length=8_192)), job())
-    assert isinstance(result, PreparedCompression)
+    result = await compressed(plugin(lambda: ContextCompressor(context_length=8_192)), job())
     [handoff] = [item for item in result.context if isinstance(item, NewMessage)]
-    assert handoff.text is not None
     assert handoff.text.startswith("No summary could be made")
     assert SUMMARY_PREFIX not in handoff.text
     kept = [item for item in result.context if not isinstance(item, NewMessage)]
@@ -234,30 +215,21 @@ async def test_the_longest_idle_engines_are_dropped_and_made_again() -> None:
         at = session(number + 1, lineage_id=LineageId(number + 1), reported_prompt_tokens=1)
         await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
     await engine.on_event(ReplyEvent(session=session(reported_prompt_tokens=1), usage=CanonicalUsage(input=2)))
-    assert len(made) == MAX_HANDLES + 3
-    assert made[-1].calls == [("start", "s1", "resumed", None), ("usage", 2)]
+    assert (len(made), made[-1].calls) == (MAX_HANDLES + 3, [("start", "s1", "resumed", None), ("usage", 2)])
 
 
 async def test_an_async_engine_is_awaited() -> None:
     class Later(KeepNewest):
-        async def compress(  # type: ignore[override]  # the contract allows it
-            self, messages: list[Any], current_tokens: int | None = None, focus_topic: str | None = None
-        ) -> list[Any]:
+        async def compress(self, messages: list[Any], *rest: Any) -> list[Any]:  # type: ignore[override]  # allowed
             await asyncio.sleep(0)
-            return super().compress(messages, current_tokens, focus_topic)
+            return super().compress(messages, *rest)
 
         async def should_compress(self, prompt_tokens: int | None = None) -> bool:  # type: ignore[override]
             return True
 
-    engine = plugin(Later)
+    engine = plugin(partial(Later))  # a factory without a name
     assert await engine.request(job(tokens=10)) == CompressionRequest(reason="threshold")
-    result, _ = await prepared(engine, job())
-    assert isinstance(result, PreparedCompression)
-
-
-async def test_a_factory_without_a_name_makes_engines() -> None:
-    result, _ = await prepared(plugin(partial(KeepNewest)), job())
-    assert isinstance(result, PreparedCompression)
+    await compressed(engine, job())
 
 
 async def test_a_sync_engine_does_not_block_the_loop() -> None:
@@ -290,28 +262,24 @@ async def test_an_engine_that_changes_its_list_changes_no_row() -> None:
     assert ROWS[newest].id in result.context
 
 
+BROKEN = [lambda _: 1 / 0, lambda _: exec("raise SystemExit"), lambda _: next(iter(()))]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=["ZeroDivisionError", "SystemExit", "StopIteration"])
+async def test_an_engine_that_raises_aborts(broken: Callable[..., Any]) -> None:
+    assert "crashed" in await aborted(plugin(engine_that(broken)), job())
+
+
 @pytest.mark.parametrize(
-    "returned",
-    [None, 7, [], ["x"], [{"role": "tool", "tool_call_id": "?", "content": "r"}], {"role": "user"}, [{}]],
+    "returned", [None, 7, [], ["x"], [{"role": "tool", "tool_call_id": "?", "content": "r"}], {"role": "user"}, [{}]]
 )
 async def test_an_illegal_list_aborts_and_changes_nothing(returned: object) -> None:
     engine = plugin(engine_that(lambda messages: returned))
     result, state = await prepared(engine, job())
-    assert isinstance(result, Aborted)
-    assert result.kind == "engine"
+    assert (type(result), result.kind) == (Aborted, "engine")
     assert "theirs returned an unusable list" in result.reason
     assert engine.is_cooling("in_loop", (), state)
     assert engine.is_cooling("hygiene", (), state) is False
-
-
-async def test_an_engine_that_raises_aborts() -> None:
-    def broken(messages: list[Any]) -> list[Any]:
-        raise ValueError("no idea")
-
-    for raised in (broken, lambda messages: exec("raise SystemExit"), lambda messages: next(iter(()))):
-        result, _ = await prepared(plugin(engine_that(raised)), job())
-        assert isinstance(result, Aborted)
-        assert "crashed" in result.reason
 
 
 async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_ended() -> None:
@@ -327,13 +295,9 @@ async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_
         return made[-1]
 
     engine = plugin(make, compress_seconds=0.02, quick_seconds=0.02)
-    result, _ = await prepared(engine, job())
-    assert isinstance(result, Aborted)
-    assert "did not answer within 0.02 seconds" in result.reason
+    assert "did not answer within 0.02 seconds" in await aborted(engine, job())
     for _ in range(3):
-        result, _ = await prepared(engine, job())
-        assert isinstance(result, Aborted)
-        assert "has not returned from an earlier call" in result.reason
+        assert "has not returned from an earlier call" in await aborted(engine, job())
     assert await engine.request(job(tokens=10)) is None
     assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
     assert (len(made), len(entered)) == (1, 1), "a conversation uses at most one thread"
@@ -342,9 +306,7 @@ async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_
     assert len(made) == 2, "another conversation has its own engine"
     leave.set()
     await asyncio.gather(*(asyncio.to_thread(thread.join, 10) for thread in entered))
-    result, _ = await prepared(engine, job())
-    assert isinstance(result, Aborted)
-    assert "it is empty" in result.reason
+    assert "it is empty" in await aborted(engine, job())
     assert len(made) == 3
     await engine.close()
 
@@ -373,9 +335,7 @@ async def test_an_async_call_that_cancels_itself_does_not_cancel_its_caller() ->
     async def cancelled(messages: list[Any]) -> list[Any]:
         raise asyncio.CancelledError
 
-    result, _ = await prepared(plugin(engine_that(cancelled)), job())
-    assert isinstance(result, Aborted)
-    assert "cancelled its own call" in result.reason
+    assert "cancelled its own call" in await aborted(plugin(engine_that(cancelled)), job())
 
 
 async def test_an_async_engine_that_ignores_its_cancellation_is_abandoned() -> None:
@@ -383,15 +343,12 @@ async def test_an_async_engine_that_ignores_its_cancellation_is_abandoned() -> N
 
     async def stubborn(messages: list[Any]) -> list[Any]:
         while not leave.is_set():
-            try:
+            with suppress(asyncio.CancelledError):
                 await leave.wait()
-            except asyncio.CancelledError:
-                continue
         return messages
 
     engine = plugin(engine_that(stubborn), compress_seconds=0.02)
-    result, _ = await prepared(engine, job())
-    assert isinstance(result, Aborted)
+    await aborted(engine, job())
     leave.set()
     await engine.close()
 
@@ -410,7 +367,6 @@ async def test_an_engines_cooldown_starts_at_its_failure() -> None:
 
 async def test_without_room_the_built_in_engine_takes_over() -> None:
     result, state = await prepared(plugin(engine_that(lambda messages: None)), job(must_shrink=True))
-    assert isinstance(result, PreparedCompression)
     assert result.summary_kind == "deterministic"
     assert any("engine:theirs" in key for key in state.cooldowns)
 
@@ -432,17 +388,13 @@ async def test_without_room_the_built_in_engine_replaces_a_useless_compression(r
         return messages if returned == "the same" else [{"role": "user", "content": "words " * 9_000}, messages[-1]]
 
     result, state = await prepared(plugin(engine_that(of_no_use)), job(must_shrink=True))
-    assert isinstance(result, PreparedCompression)
     assert (result.summary_kind, state.strikes) == ("deterministic", 0)
 
 
 async def test_a_success_clears_an_engines_failures() -> None:
-    engine = plugin(engine_that(lambda messages: messages[-4:]))
     _, failed = await prepared(plugin(engine_that(lambda messages: None)), job())
-    assert failed.cooldowns
-    result, state = await prepared(engine, job(), failed)
-    assert isinstance(result, PreparedCompression)
-    assert not state.cooldowns
+    result, state = await prepared(plugin(engine_that(lambda messages: messages[-4:])), job(), failed)
+    assert (bool(failed.cooldowns), type(result), state.cooldowns) == (True, PreparedCompression, {})
 
 
 async def test_without_room_an_engine_with_a_hanging_call_is_not_asked() -> None:
@@ -500,33 +452,31 @@ async def test_nobody_waits_for_a_busy_engine() -> None:
     assert (recorder.last_prompt_tokens, recorder.last_completion_tokens, recorder.last_total_tokens) == (11, 3, 14)
 
 
-async def test_a_list_that_is_not_smaller_is_refused_and_counts_as_a_strike() -> None:
-    same = plugin(engine_that(lambda messages: messages))
-    result, state = await prepared(same, job())
-    assert isinstance(result, NotNeeded)
-    assert (result.why, state.strikes) == (SkipReason.UNCHANGED, 1)
-    longer = plugin(engine_that(lambda messages: [{"role": "user", "content": "words " * 9_000}, messages[-1]]))
-    result, state = await prepared(longer, job())
-    assert isinstance(result, NotNeeded)
-    assert (result.why, state.strikes) == (SkipReason.NOT_SMALLER, 1)
+LONGER = [{"role": "user", "content": "words " * 9_000}]
+USELESS = pytest.mark.parametrize(
+    ("useless", "why"),
+    [(list, SkipReason.UNCHANGED), (lambda rows: [*LONGER, rows[-1]], SkipReason.NOT_SMALLER)],
+    ids=["the same", "longer"],
+)
+
+
+@USELESS
+async def test_a_list_that_is_not_smaller_is_refused_and_counts_as_a_strike(useless: Any, why: SkipReason) -> None:
+    result, state = await prepared(plugin(engine_that(useless)), job())
+    assert (result.why, state.strikes) == (why, 1)
 
 
 async def test_nothing_is_compressed_while_a_tool_runs() -> None:
     result, _ = await prepared(plugin(), job((*ROWS, human("go"), answer(None, "open"))))
-    assert isinstance(result, NotNeeded)
     assert result.why is SkipReason.TOOL_RUNS
 
 
 async def test_the_built_in_engine_handles_keep_turns() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
-    result, _ = await prepared(engine, job(keep_turns=1))
-    assert isinstance(result, PreparedCompression)
-    assert result.summary_kind == "deterministic"
-    assert recorder.calls == []
-    preview = engine.preview(job())
-    assert isinstance(preview, NotNeeded)
-    assert preview.why is SkipReason.NO_PREVIEW
+    result = await compressed(engine, job(keep_turns=1))
+    assert (result.summary_kind, recorder.calls) == ("deterministic", [])
+    assert engine.preview(job()).why is SkipReason.NO_PREVIEW
 
 
 # ---- the decision to compress
@@ -536,11 +486,11 @@ async def test_the_engine_decides_until_the_window_is_full() -> None:
     engine = plugin()
     threshold = 8_192 * 3 // 4
     assert await engine.request(job(tokens=LIMITS.threshold)) is None
-    late = plugin(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: False))
+    late = plugin(engine_that(list, should_compress=lambda *_: False))
     assert await late.request(job(tokens=LIMITS.urgent - 1)) is None
     assert await late.request(job(tokens=LIMITS.urgent)) == CompressionRequest(reason="window")
     assert threshold > LIMITS.urgent
-    early = plugin(engine_that(lambda messages: messages, threshold_percent=0.1))
+    early = plugin(engine_that(list, threshold_percent=0.1))
     assert await early.request(job(tokens=900)) == CompressionRequest(reason="threshold")
 
 
@@ -551,35 +501,22 @@ async def test_preflight_and_has_content_receive_the_list() -> None:
         seen.append(len(messages))
         return True
 
-    engine = plugin(engine_that(lambda messages: messages, should_compress_preflight=preflight))
+    engine = plugin(engine_that(list, should_compress_preflight=preflight))
     assert await engine.request(job(tokens=10, layer="in_loop")) is None
     assert await engine.request(job(tokens=10, layer="preflight")) == CompressionRequest(reason="preflight")
     assert seen == [33]
-    empty = plugin(
-        engine_that(
-            lambda messages: messages,
-            should_compress=lambda self, prompt_tokens=None: True,
-            has_content_to_compress=lambda self, messages: False,
-        )
-    )
-    assert await empty.request(job(tokens=10)) is None
+    empty = engine_that(list, should_compress=lambda *_: True, has_content_to_compress=lambda *_: False)
+    assert await plugin(empty).request(job(tokens=10)) is None
 
 
-async def test_the_gateway_decides_if_should_compress_fails() -> None:
-    def broken(self: object, prompt_tokens: int | None = None) -> bool:
-        raise RuntimeError("which tokens?")
-
-    engine = plugin(engine_that(lambda messages: messages, should_compress=broken))
-    assert await engine.request(job(tokens=LIMITS.threshold - 1)) is None
-    assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
+class Vague:
+    def __bool__(self) -> bool:
+        raise ValueError("ambiguous")
 
 
-async def test_the_gateway_decides_if_should_compress_returns_no_boolean() -> None:
-    class Vague:
-        def __bool__(self) -> bool:
-            raise ValueError("ambiguous")
-
-    engine = plugin(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: Vague()))
+@pytest.mark.parametrize("decide", [lambda *_: 1 / 0, lambda *_: Vague()], ids=["raises", "returns no boolean"])
+async def test_the_gateway_decides_if_should_compress_fails(decide: Callable[..., Any]) -> None:
+    engine = plugin(engine_that(list, should_compress=decide))
     assert await engine.request(job(tokens=LIMITS.threshold - 1)) is None
     assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
 
@@ -589,9 +526,7 @@ async def test_an_engine_may_request_a_compression_with_a_reason_and_a_focus() -
     engine = plugin(made_once(recorder))
     recorder.request_compression("a chapter\nends", focus_topic="the  schema " + "x" * 900)
     wish = await engine.request(job(tokens=10))
-    assert wish is not None
     assert wish.reason == "a chapter ends"
-    assert wish.focus is not None
     assert wish.focus.startswith("the schema x")
     assert len(wish.focus) == 500
     assert await engine.request(job(tokens=10)) is None
@@ -623,8 +558,7 @@ async def test_a_status_without_a_threshold_is_accepted(status: object) -> None:
     assert await engine.request(job(tokens=10)) is None
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
     broken = plugin(engine_that(lambda messages: messages[-4:], get_status=lambda self: 1 / 0))
-    result, _ = await prepared(broken, job())
-    assert isinstance(result, PreparedCompression)
+    await compressed(broken, job())
 
 
 # ---- events
@@ -672,24 +606,18 @@ async def test_a_learned_window_is_sent_as_a_model_update() -> None:
 
 
 async def test_an_engine_is_dropped_at_the_end_even_if_it_crashes() -> None:
-    class Stubborn(KeepNewest):
-        def on_session_end(self, session_id: str, messages: list[Any]) -> None:
-            raise OSError("disk")
-
-    made, engine = remembered(Stubborn)
+    made, engine = remembered(engine_that(list, on_session_end=lambda *_: 1 / 0))
     await engine.request(job())
     await engine.on_event(EndedEvent(view=View(session=session(), transcript=ROWS), was_reset=False))
     await engine.request(job())
     assert len(made) == 2
 
 
-async def test_events_never_raise() -> None:
-    class Deaf(KeepNewest):
-        def update_from_response(self, usage: dict[str, Any]) -> None:
-            raise KeyError("usage")
-
-    for make in (Deaf, lambda: None, lambda: 1 / 0):
-        await plugin(make).on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "make", [engine_that(list, update_from_response=lambda *_: 1 / 0), lambda: None, lambda: 1 / 0], ids=[0, 1, 2]
+)
+async def test_events_never_raise(make: Callable[[], Any]) -> None:
+    await plugin(make).on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))
 
 
 async def test_a_plugin_learns_of_compressions_by_the_built_in_engine() -> None:
@@ -785,29 +713,25 @@ async def context(chat: Chat) -> ToolContext:
     return ToolContext.of(turn, chat.store)
 
 
+CALL = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
+
+
 async def test_tools_of_an_engine_are_tools_of_the_agent(context: ToolContext) -> None:
-    recorder = KeepNewest()
-    engine = plugin(made_once(recorder), schemas=SCHEMAS)
+    engine = plugin(schemas=SCHEMAS)
     tools = ToolRegistry(engine.tools())
-    call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
-    outcome = await tools.run(call, tools.check(call), context)
+    outcome = await tools.run(CALL, tools.check(CALL), context)
     assert (outcome.text, outcome.state) == ('{"found": "schema"}', ToolRunState.DONE)
     tip = await context.store.read(sessions.load_tip, context.lineage_id)
-    assert await engine.request(job(at=tip, tokens=10)) == CompressionRequest(
-        reason="the model looks back", focus="schema"
-    )
+    wish = CompressionRequest(reason="the model looks back", focus="schema")
+    assert await engine.request(job(at=tip, tokens=10)) == wish
 
 
 async def test_a_crashing_tool_of_an_engine_is_an_error_for_the_model(context: ToolContext) -> None:
-    class Broken(KeepNewest):
-        def handle_tool_call(self, name: str, args: dict[str, Any], **kwargs: Any) -> str:
-            raise OSError("disk")
-
-    tools = ToolRegistry(plugin(Broken, schemas=SCHEMAS).tools())
-    call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
-    outcome = await tools.run(call, tools.check(call), context)
+    broken = engine_that(list, handle_tool_call=lambda *_, **__: 1 / 0)
+    tools = ToolRegistry(plugin(broken, schemas=SCHEMAS).tools())
+    outcome = await tools.run(CALL, tools.check(CALL), context)
     assert outcome.state is ToolRunState.FAILED
-    assert "theirs crashed (OSError)" in outcome.text
+    assert "theirs crashed (ZeroDivisionError)" in outcome.text
 
 
 # ---- models
@@ -833,8 +757,4 @@ async def test_an_engine_receives_the_new_model_of_its_conversation() -> None:
     for model in (LAB, small, small, LAB):
         await engine.request(job(tokens=10, model=model))
     [engine_of_the_conversation] = engines
-    assert engine_of_the_conversation.models == [
-        ("lab", 8_192, ""),
-        ("small", 8_192, "responses"),
-        ("lab", 8_192, ""),
-    ]
+    assert engine_of_the_conversation.models == [("lab", 8_192, ""), ("small", 8_192, "responses"), ("lab", 8_192, "")]

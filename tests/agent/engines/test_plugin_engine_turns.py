@@ -15,20 +15,16 @@ from agent.context.model_handle import ModelInfo
 from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
 from agent.engines.loader import FOLDER, load_engine
-from agent.model.base import ToolSchema
-from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.tools.recall import recall_tools
-from agent.tools.registry import ToolRegistry
+from agent.model.base import ChatModel, ToolSchema
 from hermes_state import sessions
 from hermes_state.redaction import redact
 from hermes_state.transcripts import load_messages, load_view
 from hermes_state.values import ConversationRef, MessageRole, Origin, Tokens
-from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.conftest import Chat, Sink, agent_for, settings
 from tests.agent.context.contexts import look
 from tests.agent.context.test_context import FILLER, Listening
 from tests.agent.engines.examples import KeepNewest
 from tests.agents import SingleModelAgent
-from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
 from tests.fakes.llm_legality import untidy
 
@@ -36,11 +32,7 @@ WINDOW = 8_192
 
 
 def agent_with(
-    make: Callable[[], ContextEngine],
-    chat: Chat,
-    model: ChatCompletionsModel,
-    listening: Listening,
-    home: str = "",
+    make: Callable[[], ContextEngine], chat: Chat, model: ChatModel, listening: Listening, home: str = ""
 ) -> SingleModelAgent:
     def make_engine(built_in: Engine) -> Engine:
         facts = ModelInfo(name=model.name, context_length=Tokens(WINDOW))
@@ -57,16 +49,14 @@ def agent_with(
             store=chat.store,
         )
 
-    return SingleModelAgent(
-        store=chat.store,
-        client=client_of(model, chat.store, chat.clock),
-        tools=ToolRegistry(recall_tools()),
-        settings=settings(
+    return agent_for(
+        chat,
+        model,
+        configured=settings(
             context_length=Tokens(WINDOW),
             max_output_tokens=Tokens(WINDOW // 4),
             context=ContextSettings(mode="blocking"),
         ),
-        clock=chat.clock,
         listeners=[listening],
         make_engine=make_engine,
     )
@@ -83,7 +73,7 @@ def texts(count: int) -> list[str]:
     return [f"Message {number}: {FILLER}" for number in range(count)]
 
 
-async def test_a_long_conversation_continues_with_a_plugin(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_a_long_conversation_continues_with_a_plugin(chat: Chat, model: ChatModel, llm: LLM) -> None:
     made: list[KeepNewest] = []
 
     def make() -> KeepNewest:
@@ -115,9 +105,7 @@ async def test_a_long_conversation_continues_with_a_plugin(chat: Chat, model: Ch
     await agent.close()
 
 
-async def test_a_plugin_with_a_high_threshold_gets_no_strikes(
-    chat: Chat, model: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_a_plugin_with_a_high_threshold_gets_no_strikes(chat: Chat, model: ChatModel, llm: LLM) -> None:
     class KeepsMuch(KeepNewest):
         threshold_percent = 0.64
         protect_last_n = 22
@@ -134,7 +122,7 @@ async def test_a_plugin_with_a_high_threshold_gets_no_strikes(
     await agent.close()
 
 
-async def test_a_broken_plugin_does_not_stop_a_chat(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_a_broken_plugin_does_not_stop_a_chat(chat: Chat, model: ChatModel, llm: LLM) -> None:
     class Broken(KeepNewest):
         def compress(self, *args: Any, **kwargs: Any) -> list[Any]:
             raise RuntimeError("out of order")
@@ -152,9 +140,7 @@ async def test_a_broken_plugin_does_not_stop_a_chat(chat: Chat, model: ChatCompl
     await agent.close()
 
 
-async def test_the_model_can_use_a_plugins_tool_which_can_request_a_compression(
-    chat: Chat, model: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_the_model_can_use_a_plugins_tool_that_compresses(chat: Chat, model: ChatModel, llm: LLM) -> None:
     listening = Listening()
     agent = agent_with(KeepNewest, chat, model, listening)
     await converse(chat, agent, texts(5))
@@ -164,14 +150,13 @@ async def test_the_model_can_use_a_plugins_tool_which_can_request_a_compression(
     conversation = await converse(chat, agent, ["What did we say of foxes?"])
     [event] = listening.compressions
     assert (event.job.layer, event.job.focus) == ("in_loop", "foxes")
-    tip = await chat.store.read(sessions.load_tip, conversation.lineage_id)
-    assert tip.id == event.child.id
+    assert (await chat.store.read(sessions.load_tip, conversation.lineage_id)).id == event.child.id
     await agent.close()
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_plugin_written_for_hermes_agent_runs_unchanged(
-    is_async: bool, chat: Chat, model: ChatCompletionsModel, llm: LLM, tmp_path: Path
+    is_async: bool, chat: Chat, model: ChatModel, llm: LLM, tmp_path: Path
 ) -> None:
     """The plugin imports that project's modules, also registers a command, cannot be copied, and accepts fewer
     keywords."""

@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 
-from hermes_state import journal
-from hermes_state.journal import PreparedMessage
-from hermes_state.values import Image, MessageBody
+from hermes_state.values import Image
 from tests.agent.conftest import Chat
 from tests.agent.context.contexts import chat_at
 from tests.agent.model.test_provider_errors import fits, script, texts_of
 from tests.agent.model.ways import WAYS, Left, Talk, Way
 from tests.e2e.protocols import CHAT_COMPLETIONS, OPTION
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 from tests.pictures import picture
 
 WORDINGS = [
@@ -43,11 +41,7 @@ async def show(talk: Talk, folder: Path, *names: str) -> Left:
     for name in names:
         (folder / name).write_bytes(picture())
         images.append(Image(attachment_id=int(name), mime="image/png", path=name))
-    chat = talk.chat
-    inbox_id = await chat.receive("look")
-    prepared = {inbox_id: PreparedMessage(body=MessageBody(images=tuple(images)))}
-    turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], prepared, chat.clock.now())
-    return await talk.bring_to_an_end(turn)
+    return await talk.bring_to_an_end(await talk.chat.start_with_images("look", *images))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -56,9 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("way", [way for way in WAYS if way.protocol == protocol], ids=str)
 
 
-async def test_a_refused_image_never_stops_a_chat(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
-) -> None:
+async def test_a_refused_image_stops_no_chat(way: Way, chat: Chat, server: Server, llm: LLM, tmp_path: Path) -> None:
     known = [text for text in texts_of("image") if fits({**text, "has_image": False}, way)]
     replies = [{"error": refusal(*wording)} for wording in WORDINGS] + [{"reply": script(text, way)} for text in known]
     for number, reply in enumerate(replies):
@@ -74,9 +66,7 @@ async def test_a_refused_image_never_stops_a_chat(
         llm.scripts.clear()
 
 
-async def test_older_images_are_dropped_before_the_newest(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
-) -> None:
+async def test_older_images_are_dropped_first(way: Way, chat: Chat, server: Server, llm: LLM, tmp_path: Path) -> None:
     async with way.dialled(server.url) as model:
         talk = Talk(chat, model, sees_images=True, attachments=tmp_path)
         await show(talk, tmp_path, "1")

@@ -32,9 +32,7 @@ async def scaled(scaler: ImageScaler, folder: Path, data: bytes, limits: ImageLi
 
 
 @pytest.mark.parametrize("size", [(3_000, 2_000), (2_000, 3_000), (9_000, 100), (2_001, 2_001)])
-async def test_the_longest_side_has_2000_pixels_at_most(
-    scaler: ImageScaler, tmp_path: Path, size: tuple[int, int]
-) -> None:
+async def test_the_longest_side_has_2000_pixels(scaler: ImageScaler, tmp_path: Path, size: tuple[int, int]) -> None:
     image = opened(await scaled(scaler, tmp_path, picture(size)))
     assert max(image.size) == 2_000
     longest, shortest = max(size), min(size)
@@ -92,8 +90,6 @@ async def test_images_from_printers_and_scanners_are_read(scaler: ImageScaler, t
     data = saved(image.convert("RGB").convert(mode) if mode == "CMYK" else image.convert(mode), "TIFF")
     copy = opened(await scaled(scaler, tmp_path, data)).convert("L")
     dark, light = copy.getpixel((5, 20)), copy.getpixel((35, 20))
-    assert isinstance(dark, int)
-    assert isinstance(light, int)
     assert dark < 50
     assert light > 205
 
@@ -107,9 +103,7 @@ async def test_orientation_is_applied_and_metadata_is_dropped(scaler: ImageScale
         copy = await scaled(scaler, tmp_path, saved(image, kind, exif=exif))
         turned = opened(copy)
         assert turned.size == (200, 400), kind
-        top = turned.convert("L").getpixel((100, 50))
-        assert isinstance(top, int)
-        assert top < 50, "the left side is now on top"
+        assert turned.convert("L").getpixel((100, 50)) < 50, "the left side is now on top"
         assert b"Secret" not in copy
         assert not dict(turned.getexif())
         assert "comment" not in turned.info
@@ -144,8 +138,7 @@ async def test_an_animation_becomes_its_first_frame(scaler: ImageScaler, tmp_pat
 
 async def test_transparency_stays_while_the_png_is_small(scaler: ImageScaler, tmp_path: Path) -> None:
     copy = opened(await scaled(scaler, tmp_path, saved(Image.new("RGBA", (50, 50), (255, 0, 0, 0)))))
-    assert copy.mode == "RGBA"
-    assert copy.getpixel((5, 5)) == (255, 0, 0, 0)
+    assert (copy.mode, copy.getpixel((5, 5))) == ("RGBA", (255, 0, 0, 0))
 
 
 def _png(width: int, height: int) -> bytes:
@@ -183,9 +176,7 @@ async def test_a_decompression_bomb_is_detected_by_its_header(scaler: ImageScale
     ],
     ids=["empty", "exe", "svg", "png", "jpeg", "gif", "webp", "eps", "heic", "half a jpeg", "half a png"],
 )
-async def test_incomplete_images_and_other_files_are_unreadable(
-    scaler: ImageScaler, tmp_path: Path, data: bytes
-) -> None:
+async def test_incomplete_images_and_others_are_unreadable(scaler: ImageScaler, tmp_path: Path, data: bytes) -> None:
     with pytest.raises(UnreadableImageError) as caught:
         await scaled(scaler, tmp_path, data)
     assert type(caught.value) is UnreadableImageError
@@ -254,15 +245,11 @@ def test_exit_codes_match_on_both_sides() -> None:
 # ---- copies
 
 
-async def test_a_copy_is_made_once_and_the_original_stays(
-    scaler: ImageScaler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_copy_is_made_once(scaler: ImageScaler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = picture((300, 200))
     (tmp_path / "one").write_bytes(data)
     copy = await scaler.load("one", SMALL)
-    assert copy is not None
-    assert opened(copy).size == (100, 67)
-    assert (tmp_path / "one").read_bytes() == data
+    assert (opened(copy).size, (tmp_path / "one").read_bytes()) == ((100, 67), data)
     assert (tmp_path / copy_name("one", SMALL)).stat().st_mode & 0o777 == 0o600
     with _worker_that("1 / 0", tmp_path, monkeypatch):
         assert await scaler.load("one", SMALL) == copy
@@ -273,7 +260,6 @@ async def test_other_limits_make_another_copy(scaler: ImageScaler, tmp_path: Pat
     sizes = []
     for side in (200, 100):
         copy = await scaler.load("one", ImageLimits(max_side=side, max_bytes=20_000))
-        assert copy is not None
         sizes.append(opened(copy).size[0])
     assert sizes == [200, 100]
 
@@ -295,5 +281,4 @@ async def test_a_folder_that_cannot_store_copies_does_not_lose_the_image(scaler:
     (tmp_path / "one").write_bytes(picture())
     (tmp_path / f"{copy_name('one', SMALL)}.part").mkdir()
     copy = await scaler.load("one", SMALL)
-    assert copy is not None
     assert opened(copy).size == (64, 48)

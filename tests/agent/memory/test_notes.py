@@ -50,6 +50,7 @@ def test_text_written_by_hand_is_unchanged() -> None:
     changed = replaced(added(BY_HAND, "speaks Danish"), "Porto", "lives in Lisbon")
     assert texts(changed) == ["likes tea", "lives in Lisbon", "speaks Danish"]
     assert changed.replace("- speaks Danish\n", "").replace("Lisbon", "Porto") == BY_HAND
+    assert added(changed, "lives in Lisbon") == changed, "an entry is not added twice"
     without = replaced(changed, "likes tea", None)
     assert "with milk" not in without, "indented lines belong to their entry"
     assert "I wrote this myself." in without
@@ -64,10 +65,6 @@ def test_an_entry_is_found_by_unique_words_or_its_handle() -> None:
     assert texts(replaced(notes, "tea", None)) == ["likes tea", "likes coffee"], "the full text matches one entry"
     handle = entries_in(notes)[1].handle
     assert texts(replaced(notes, handle, None)) == ["likes tea", "tea"]
-
-
-def test_an_existing_entry_is_not_added_again() -> None:
-    assert added("- likes tea\n", "likes tea") == "- likes tea\n"
 
 
 def test_an_entry_is_one_line_without_hidden_characters() -> None:
@@ -99,9 +96,6 @@ def test_no_entry_gets_into_the_section_of_another_person(said: list[tuple[tuple
         assert part_of(text, person)[1].strip() == whole.strip()
 
 
-# ---- files
-
-
 def test_only_this_user_can_read_the_files(tmp_path: Path) -> None:
     directory(tmp_path).change(CHAT, "memory", None, partial(added, new="uses uv"))
     path = tmp_path / "memory" / "7" / "MEMORY.md"
@@ -114,9 +108,7 @@ def test_only_this_user_can_read_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "limit"), [("memory", 60), ("user", 50)])
-def test_notes_that_would_be_too_long_are_refused_with_the_current_entries(
-    tmp_path: Path, target: Target, limit: int
-) -> None:
+def test_notes_that_get_too_long_are_refused_with_current_entries(tmp_path: Path, target: Target, limit: int) -> None:
     notes = directory(tmp_path, settings=MemorySettings(memory_size=60, user_size=50))
     assert notes.change(CHAT, target, None, partial(added, new="likes tea in the morning")).endswith(
         f": 1 entry, 26 of {limit} characters."

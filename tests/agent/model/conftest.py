@@ -1,25 +1,16 @@
 """Fixture for models on the fake server with custom settings."""
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.model.base import Endpoint
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from tests.fakes import labkit
+from tests.agent.model.asking import Dial, dialling
+from tests.fakes.labkit import Server
 
 
 @pytest.fixture
-async def dial(server: labkit.Server) -> AsyncIterator[Callable[..., ChatCompletionsModel]]:
+async def dial(server: Server) -> AsyncIterator[Dial]:
     """Factory for models on the fake server with custom settings."""
-    made: list[ChatCompletionsModel] = []
-
-    def make(**changes: Any) -> ChatCompletionsModel:
-        values = {"model": "lab-128k", "api_key": "lab-key", "base_url": f"{server.url}/v1"} | changes
-        made.append(ChatCompletionsModel(Endpoint(**values)))
-        return made[-1]
-
-    yield make
-    for model in made:
-        await model.close()
+    async with dialling(ChatCompletionsModel, f"{server.url}/v1", "lab-128k") as make:
+        yield make

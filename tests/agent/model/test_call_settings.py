@@ -14,8 +14,8 @@ from hermes_state.values import MessageBody, ReasoningEffort, ToolCall
 from tests.agent.context.rows import answer, human, result
 from tests.agent.model.asking import TOOL, ask, request
 from tests.agent.model.ways import WAYS, Json, Way
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 
 SETTINGS: Json = {
     "temperature": 0.3,
@@ -56,7 +56,7 @@ def refusal(message: str, param: str | None = None, code: str | None = None) -> 
 # ---- sent settings
 
 
-async def test_settings_that_are_not_set_are_not_sent(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_settings_that_are_not_set_are_not_sent(way: Way, server: Server, llm: LLM) -> None:
     async with way.dialled(server.url) as model:
         await ask(model)
     [body] = bodies(llm)
@@ -64,7 +64,7 @@ async def test_settings_that_are_not_set_are_not_sent(way: Way, server: labkit.S
         assert key not in body
 
 
-async def test_an_empty_authorization_header_is_accepted(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_an_empty_authorization_header_is_accepted(way: Way, server: Server, llm: LLM) -> None:
     """Some proxies expect another header instead."""
     async with way.dialled(server.url, extra_headers={"Authorization": "", "x-proxy-key": "sesame"}) as model:
         await ask(model)
@@ -73,15 +73,14 @@ async def test_an_empty_authorization_header_is_accepted(way: Way, server: labki
     assert "lab-key" not in row["headers"].get("authorization", "")
 
 
-async def test_settings_use_the_field_names_of_each_protocol(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_settings_use_the_field_names_of_each_protocol(way: Way, server: Server, llm: LLM) -> None:
     async with way.dialled(
         server.url, "claude-opus-4-6" if way.protocol == "anthropic" else "lab-128k", **SETTINGS
     ) as model:
         await ask(model)
     [row] = llm.requests.rows
     body = row["body"]
-    assert body["service_tier"] == "flex"
-    assert effort_of(way, body) == "high"
+    assert (body["service_tier"], effort_of(way, body)) == ("flex", "high")
     if way.protocol == "anthropic":
         assert body["thinking"] == {"type": "adaptive"}
         assert "temperature" not in body, "no temperature while thinking"
@@ -91,7 +90,7 @@ async def test_settings_use_the_field_names_of_each_protocol(way: Way, server: l
     assert (headers["x-lab-title"], headers["x-lab-key"]) == ("the lab", "sesame")
 
 
-async def test_the_effort_of_a_conversation_overrides_the_setting(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_the_effort_of_a_conversation_overrides_the_setting(way: Way, server: Server, llm: LLM) -> None:
     async with way.dialled(server.url, "claude-opus-4-6", reasoning_effort="high") as model:
         await ask(model, request(reasoning_effort="low"))
         await ask(model, request(reasoning_effort="off"))
@@ -104,7 +103,7 @@ async def test_the_effort_of_a_conversation_overrides_the_setting(way: Way, serv
         assert effort_of(way, off) == "none"
 
 
-async def test_no_call_requests_more_output_than_configured(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_no_call_requests_more_output_than_configured(way: Way, server: Server, llm: LLM) -> None:
     async with way.dialled(server.url, max_output_tokens=300) as model:
         await ask(model, request(max_output_tokens=2_000))
         await ask(model, request(max_output_tokens=200))
@@ -112,13 +111,12 @@ async def test_no_call_requests_more_output_than_configured(way: Way, server: la
     assert [body[key] for body in bodies(llm)] == [300, 200]
 
 
-async def test_extra_body_fields_are_merged_into_the_request(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_extra_body_fields_are_merged_into_the_request(way: Way, server: Server, llm: LLM) -> None:
     extra = {"reasoning": {"summary": "auto"}, "temperature": 0.9}
     async with way.dialled(server.url, temperature=0.1, reasoning_effort="low", extra_body=extra) as model:
         await ask(model)
     [body] = bodies(llm)
-    assert body["temperature"] == 0.9
-    assert body["reasoning"]["summary"] == "auto"
+    assert (body["temperature"], body["reasoning"]["summary"]) == (0.9, "auto")
     if way.protocol == "responses":
         assert body["reasoning"]["effort"] == "low"
 
@@ -208,7 +206,7 @@ TEMPERATURE_REFUSALS = [
 
 
 @pytest.mark.parametrize("body", TEMPERATURE_REFUSALS, ids=range(len(TEMPERATURE_REFUSALS)))
-async def test_a_refused_temperature_is_not_sent_again(way: Way, server: labkit.Server, llm: LLM, body: Json) -> None:
+async def test_a_refused_temperature_is_not_sent_again(way: Way, server: Server, llm: LLM, body: Json) -> None:
     llm.config["refuses"] = [{"fields": ["temperature"], "body": body}]
     async with way.dialled(server.url, temperature=0.3) as model:
         with capture_logs() as logs:
@@ -221,7 +219,7 @@ async def test_a_refused_temperature_is_not_sent_again(way: Way, server: labkit.
 
 
 @pytest.mark.parametrize("way", OPENAI_WAYS, ids=str)
-async def test_temperature_is_kept_if_it_conflicts_with_top_p(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_temperature_is_kept_if_it_conflicts_with_top_p(way: Way, server: Server, llm: LLM) -> None:
     both = refusal("`temperature` and `top_p` cannot both be specified for this model. Please use only one.")
     llm.config["refuses"] = [{"fields": ["temperature", "top_p"], "body": both}]
     async with way.dialled(server.url, temperature=0.3, top_p=0.9) as model:
@@ -241,7 +239,7 @@ NOT_TAKEN = [
 
 @pytest.mark.parametrize("body", NOT_TAKEN, ids=range(len(NOT_TAKEN)))
 @pytest.mark.parametrize("way", OPENAI_WAYS, ids=str)
-async def test_an_unknown_effort_is_not_sent_again(way: Way, server: labkit.Server, llm: LLM, body: Json) -> None:
+async def test_an_unknown_effort_is_not_sent_again(way: Way, server: Server, llm: LLM, body: Json) -> None:
     field = "reasoning_effort" if way.protocol == "chat_completions" else "reasoning"
     llm.config["refuses"] = [{"fields": [field], "body": body}]
     async with way.dialled(server.url, reasoning_effort="high") as model:
@@ -265,7 +263,7 @@ NO_EXTREMES = "Input should be 'low', 'medium' or 'high' [type=enum, input_value
 )
 @pytest.mark.parametrize("way", OPENAI_WAYS, ids=str)
 async def test_the_nearest_accepted_effort_is_sent_instead(
-    way: Way, server: labkit.Server, llm: LLM, wanted: str, refused: list[str], text: str, sent: str
+    way: Way, server: Server, llm: LLM, wanted: str, refused: list[str], text: str, sent: str
 ) -> None:
     field = "reasoning_effort" if way.protocol == "chat_completions" else "reasoning.effort"
     llm.config["refuses"] = [{"fields": [field], "values": refused, "body": refusal(text)}]
@@ -288,7 +286,7 @@ NONE_WITH_TOOLS = [
 @pytest.mark.parametrize("wanted", [None, "high"])
 @pytest.mark.parametrize("way", [one for one in WAYS if one.protocol == "chat_completions"], ids=str)
 async def test_thinking_is_disabled_if_a_model_only_calls_tools_without_it(
-    way: Way, server: labkit.Server, llm: LLM, wanted: str | None, text: str
+    way: Way, server: Server, llm: LLM, wanted: str | None, text: str
 ) -> None:
     rule = {"fields": ["tools"], "unless": {"reasoning_effort": ["none"]}, "body": refusal(text, "reasoning_effort")}
     llm.config["refuses"] = [rule]
@@ -301,7 +299,7 @@ async def test_thinking_is_disabled_if_a_model_only_calls_tools_without_it(
 
 
 @pytest.fixture(params=ANTHROPIC_WAYS, ids=str)
-async def claude(request: pytest.FixtureRequest, server: labkit.Server) -> AsyncIterator[ChatModel]:
+async def claude(request: pytest.FixtureRequest, server: Server) -> AsyncIterator[ChatModel]:
     async with request.param.dialled(server.url, "claude-haiku-4-5", reasoning_effort="high") as model:
         yield model
 
@@ -332,14 +330,13 @@ async def test_a_claude_model_without_thinking_gets_no_effort(claude: ChatModel,
 
 
 @pytest.mark.parametrize("way", ANTHROPIC_WAYS, ids=str)
-async def test_a_claude_model_that_always_thinks_gets_low_effort(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_a_claude_model_that_always_thinks_gets_low_effort(way: Way, server: Server, llm: LLM) -> None:
     text = '"thinking.type.disabled" is not supported for this model. Use "thinking.type.adaptive"'
     llm.config["refuses"] = [{"fields": ["thinking.type"], "values": ["disabled"], "body": refusal(text)}]
     async with way.dialled(server.url, "claude-opus-5-5", reasoning_effort="off") as model:
         await ask(model)
         await ask(model)
-    assert thinking(llm) == ["disabled", None, None]
-    assert bodies(llm)[-1]["output_config"] == {"effort": "low"}
+    assert (thinking(llm), bodies(llm)[-1]["output_config"]) == (["disabled", None, None], {"effort": "low"})
 
 
 async def test_missing_reasoning_before_calls_disables_thinking_for_one_call_only(claude: ChatModel, llm: LLM) -> None:
@@ -355,7 +352,7 @@ async def test_missing_reasoning_before_calls_disables_thinking_for_one_call_onl
     assert thinking(llm) == ["enabled", None, "enabled"]
 
 
-async def test_a_refusal_not_caused_by_settings_is_raised_at_once(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_a_refusal_not_caused_by_settings_is_raised_at_once(way: Way, server: Server, llm: LLM) -> None:
     llm.config["refuses"] = [{"fields": ["model"], "body": refusal("tools: not a list")}]
     async with way.dialled(server.url, **SETTINGS) as model:
         with pytest.raises(ModelError):
@@ -363,7 +360,7 @@ async def test_a_refusal_not_caused_by_settings_is_raised_at_once(way: Way, serv
     assert len(bodies(llm)) == 1
 
 
-async def test_an_unexplained_refusal_is_retried_in_a_stricter_form(server: labkit.Server, llm: LLM) -> None:
+async def test_an_unexplained_refusal_is_retried_in_a_stricter_form(server: Server, llm: LLM) -> None:
     [way] = [way for way in WAYS if way.protocol == "chat_completions" and way.streams]
     odd = {"error": {"status": 400, "body": refusal("something is wrong with this")}}
     called = ToolCall(id="call_PTLP8xhu3uwZk4l3nlnrrJha", name="look", arguments="{}")

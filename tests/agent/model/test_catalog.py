@@ -22,9 +22,6 @@ def estimate(output: float) -> Price:
     return price(output, is_estimated=True)
 
 
-# ---- published names
-
-
 def _corpus() -> list[tuple[str, str]]:
     lines = (Path(__file__).parent / "model_names.txt").read_text().splitlines()
     return [(line.split()[1], line.split()[0]) for line in lines if line and not line.startswith("#")]
@@ -42,7 +39,6 @@ def test_published_model_names_have_the_right_price(name: str, expected: str) ->
         assert found == price_of(expected[1:], {})
         assert not found.is_estimated
     else:
-        assert found is not None
         assert found.is_estimated or name in CATALOG.prices
         meant = [one for listed, one in CATALOG.prices.items() if fnmatchcase(listed, expected[1:])]
         assert replace(found, is_estimated=False) in meant
@@ -54,76 +50,56 @@ def test_enough_published_model_names_are_tested() -> None:
     assert all(sum(one.startswith(kind) for one in expected) >= minimum for kind, minimum in (("=", 100), ("~", 50)))
 
 
-# ---- families
-
 CLAUDE = PriceCatalog({"claude-opus-4-6": price(25.0), "claude-opus-4.8": price(24.0), "claude-opus-5": price(20.0)})
+LISTED = ["claude-opus-5", "CLAUDE-OPUS-5", "claude-opus-5.0", "claude-5-opus", "anthropic/claude-opus-5"]
+LISTED += ["claude-opus-5-20260724", "claude-opus-5@20260724", "claude-opus-5@default", "claude-opus-5-latest"]
+NEWER = ["claude-opus-6", "claude-opus-5-5", "claude-6.1-opus", "claude-opus-4-7", "claude-opus-latest"]
+FORMS = [
+    "claude-opus-4-8-thinking",
+    "us.anthropic.claude-opus-4-8-v1:0",
+    "claude-opus-4.8:nitro",
+    "claude-opus-4-8-maas",
+]
+OTHERS = [
+    "claude-opus-3",
+    "claude-sonnet-5",
+    "claude-opus-5-fast",
+    "my-claude-opus-5",
+    "claude-opus",
+    "claude",
+    "opus-5",
+]
+OTHERS += ["", "claude-opus-5:8b", "claude-opus-5-70b", "ft:claude-opus-5:my-org::abc123"]
+"""Older, local, tuned and unrelated models."""
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "expected"),
     [
-        *("claude-opus-5", "CLAUDE-OPUS-5", "claude-opus-5.0", "claude-5-opus", "anthropic/claude-opus-5"),
-        *("claude-opus-5-20260724", "claude-opus-5@20260724", "claude-opus-5@default", "claude-opus-5-latest"),
+        *((name, price(20.0)) for name in LISTED),
+        *((name, estimate(20.0)) for name in NEWER),
+        *((name, estimate(24.0)) for name in FORMS),
+        *((name, None) for name in OTHERS),
     ],
 )
-def test_a_listed_model_is_found_in_every_spelling(name: str) -> None:
-    assert CLAUDE.find(name) == price(20.0)
+def test_a_name_gets_the_price_of_its_spelling_or_an_estimate_of_its_family(name: str, expected: Price | None) -> None:
+    assert CLAUDE.find(name) == expected
 
 
 @pytest.mark.parametrize(
-    "name", ["claude-opus-6", "claude-opus-5-5", "claude-6.1-opus", "claude-opus-4-7", "claude-opus-latest"]
-)
-def test_an_unlisted_version_is_estimated_from_the_newest_of_its_family(name: str) -> None:
-    assert CLAUDE.find(name) == estimate(20.0)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["claude-opus-4-8-thinking", "us.anthropic.claude-opus-4-8-v1:0", "claude-opus-4.8:nitro", "claude-opus-4-8-maas"],
-)
-def test_another_form_of_a_listed_name_gets_an_estimated_price(name: str) -> None:
-    assert CLAUDE.find(name) == estimate(24.0)
-
-
-@pytest.mark.parametrize(
-    "name",
+    ("listed", "expected"),
     [
-        *(
-            "claude-opus-3",
-            "claude-sonnet-5",
-            "claude-opus-5-fast",
-            "my-claude-opus-5",
-            "claude-opus",
-            "claude",
-            "opus-5",
-            "",
-        ),
-        *("claude-opus-5:8b", "claude-opus-5-70b", "ft:claude-opus-5:my-org::abc123"),
+        ({"gpt-4o": 10.0, "gpt-4o-2024-05-13": 15.0}, {"openai/gpt-4o-2024-05-13": 15.0, "gpt-4o-2024-11-20": 10.0}),
+        ({"codestral-2501": 2.0, "codestral-2508": 1.0}, {"codestral-latest": 1.0, "codestral-2611": 1.0}),
+        ({"grok-4.20": 3.0, "grok-4.3": 2.0}, {"grok-4-20": 3.0, "grok-5": -2.0, "grok-4.20-0309-reasoning": -3.0}),
     ],
+    ids=["a snapshot", "no version", "4.20 is older than 4.3"],
 )
-def test_older_local_tuned_and_unrelated_models_have_no_estimate(name: str) -> None:
-    assert CLAUDE.find(name) is None
-
-
-def test_version_4_20_is_older_than_4_3() -> None:
-    prices = PriceCatalog({"grok-4.20": price(3.0), "grok-4.3": price(2.0)})
-    assert prices.find("grok-5") == estimate(2.0)
-    assert prices.find("grok-4.20-0309-reasoning") == estimate(3.0)
-    assert prices.find("grok-4-20") == price(3.0)
-
-
-def test_a_snapshot_with_its_own_price_keeps_it() -> None:
-    prices = PriceCatalog({"gpt-4o": price(10.0), "gpt-4o-2024-05-13": price(15.0)})
-    assert prices.find("openai/gpt-4o-2024-05-13") == price(15.0)
-    assert prices.find("gpt-4o-2024-11-20") == price(10.0)
-
-
-def test_a_name_without_version_gets_the_price_of_the_newest_snapshot() -> None:
-    prices = PriceCatalog({"codestral-2501": price(2.0), "codestral-2508": price(1.0)})
-    assert prices.find("codestral-latest") == prices.find("codestral-2611") == price(1.0)
-
-
-# ---- the file
+def test_snapshots_and_versions_have_the_right_price(listed: dict[str, float], expected: dict[str, float]) -> None:
+    """Negative: an estimate."""
+    prices = PriceCatalog({name: price(output) for name, output in listed.items()})
+    for name, output in expected.items():
+        assert prices.find(name) == price(abs(output), is_estimated=output < 0)
 
 
 def test_make_catalog_reproduces_the_file() -> None:

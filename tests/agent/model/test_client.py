@@ -77,43 +77,37 @@ async def run(
     return done, ledger.calls, shown
 
 
-@pytest.mark.parametrize(
-    ("error", "calls"),
-    [
-        (ModelUnavailable("x"), 4),
-        (ModelRateLimited("x"), 4),
-        (ModelTimeout("x"), 2),
-        (ReplyMalformed("x"), 2),
-        (AuthRejected("x"), 1),
-        (QuotaExceeded("x"), 1),
-        (ContentRejected("x"), 1),
-        (ContextOverflow("x"), 1),
-        (OutputCapExceeded("x"), 1),
-        (ModelError("x"), 1),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, ModelError) else "",
-)
-async def test_each_kind_of_failure_has_its_number_of_attempts(error: ModelError, calls: int) -> None:
+ATTEMPTS: dict[type[ModelError], int] = {
+    **{ModelUnavailable: 4, ModelRateLimited: 4, ModelTimeout: 2, ReplyMalformed: 2, AuthRejected: 1},
+    **{QuotaExceeded: 1, ContentRejected: 1, ContextOverflow: 1, OutputCapExceeded: 1, ModelError: 1},
+}
+
+
+@pytest.mark.parametrize("kind", ATTEMPTS)
+async def test_each_kind_of_failure_has_its_number_of_attempts(kind: type[ModelError]) -> None:
+    error, calls = kind("x"), ATTEMPTS[kind]
     model = Scripted(*[error] * 10)
     done, failures, _ = await run(model)
-    assert done is error
-    assert model.calls == calls
+    assert (done, model.calls) == (error, calls)
     assert [failure.outcome for failure in failures] == [remedy_for(error).outcome] * calls
+
+
+async def test_alternating_failures_are_limited_together() -> None:
+    model = Scripted(*[error for _ in range(9) for error in (ModelUnavailable("x"), ModelRateLimited("x"))])
+    await run(model)
+    assert model.calls == POLICY.max_attempts
 
 
 async def test_a_successful_call_is_recorded_by_the_caller() -> None:
     done, failures, shown = await run(Scripted(ModelUnavailable("x"), ("half", ReplyMalformed("x")), GOOD))
-    assert isinstance(done, CompletedCall)
     assert (done.reply, done.call.outcome, done.call.usage) == (GOOD, "ok", GOOD.usage)
-    assert [failure.outcome for failure in failures] == ["unavailable", "malformed"]
-    assert shown == ["half", "ok"]
+    assert ([failure.outcome for failure in failures], shown) == (["unavailable", "malformed"], ["half", "ok"])
 
 
 async def test_a_timeout_after_some_text_is_not_retried() -> None:
     model = Scripted(("some", ModelTimeout("x")), GOOD)
     done, _, _ = await run(model)
-    assert isinstance(done, ModelTimeout)
-    assert model.calls == 1
+    assert (type(done), model.calls) == (ModelTimeout, 1)
 
 
 @pytest.mark.parametrize("kind", [ModelRateLimited, ModelUnavailable])
@@ -153,9 +147,7 @@ async def test_a_reply_that_cannot_be_stored_is_a_failure(reply: ModelReply) -> 
 
 async def test_missing_usage_is_estimated_and_marked() -> None:
     done, _, _ = await run(Scripted(ModelReply(text="x" * 400, finish=FinishReason.STOP, usage=None)))
-    assert isinstance(done, CompletedCall)
     assert done.call.is_estimated
-    assert done.call.usage is not None
     assert done.call.usage.output == estimated_text_tokens("x" * 400)
     assert done.reply.usage is None
 
@@ -166,7 +158,6 @@ async def test_a_failed_call_keeps_the_reported_usage() -> None:
     late.usage = used
     empty = ModelReply(text="", finish=FinishReason.STOP, usage=used, cost=MicroUsd(70))
     done, failures, _ = await run(Scripted(late, ModelUnavailable("x"), empty, GOOD), price=PRICE)
-    assert isinstance(done, CompletedCall)
     assert [(failure.outcome, failure.usage, failure.cost) for failure in failures] == [
         ("unavailable", used, 50),
         ("unavailable", None, None),
@@ -181,30 +172,21 @@ async def test_a_call_that_breaks_off_after_some_text_is_recorded_with_an_estima
     told = ModelUnavailable("x")
     told.usage = used
     done, (told_row, broken), _ = await run(Scripted((text, told), (text, ReplyMalformed("x")), GOOD), price=PRICE)
-    assert isinstance(done, CompletedCall)
-    assert (told_row.usage, told_row.is_estimated) == (used, False), "reported usage overrides the estimate"
+    assert (done.reply, told_row.usage, told_row.is_estimated) == (GOOD, used, False), (
+        "reported usage overrides the estimate"
+    )
     assert broken.is_estimated
-    assert broken.usage is not None
     assert broken.usage.output == estimated_text_tokens(text)
-    assert broken.cost is not None
     assert broken.cost > 0
-
-
-async def test_a_reported_cost_overrides_the_price_list() -> None:
-    done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=PRICE)
-    assert isinstance(done, CompletedCall)
-    assert done.call.cost == 7
 
 
 async def test_a_cost_from_an_estimated_price_is_an_estimate_unless_reported() -> None:
     guessed = msgspec.structs.replace(PRICE, is_estimated=True)
     done, (failure,), _ = await run(Scripted(ModelUnavailable("x"), GOOD), price=guessed)
-    assert isinstance(done, CompletedCall)
     assert (done.call.cost, done.call.is_estimated) == (50, True)
     assert not failure.is_estimated, "it has no usage"
     done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=guessed)
-    assert isinstance(done, CompletedCall)
-    assert not done.call.is_estimated
+    assert (done.call.cost, done.call.is_estimated) == (7, False)
 
 
 class Hanging(Scripted):
@@ -238,9 +220,7 @@ async def test_a_cancelled_call_is_recorded_with_an_estimate() -> None:
     await _cancelled(ledger)
     (cut,) = ledger.calls
     assert (cut.outcome, cut.is_estimated) == ("cancelled", True)
-    assert cut.usage is not None
     assert cut.usage.output == estimated_text_tokens("x" * 400)
-    assert cut.cost is not None
     assert cut.cost > 0
 
 
@@ -287,17 +267,13 @@ def test_every_kind_of_model_error_has_a_remedy() -> None:
     assert len({remedy.outcome for remedy in REMEDIES.values()}) == len(REMEDIES)
 
 
-def test_no_sentence_names_a_key_of_another_model() -> None:
-    assert not [remedy.sentence for remedy in REMEDIES.values() if "`model." in remedy.sentence]
-
-
 @pytest.mark.parametrize("kind", REMEDIES)
 def test_every_error_has_short_sentences_without_placeholders(kind: type[ModelError]) -> None:
     said = sentence_for(kind("HTTP 400 with a secret"))
     assert said.endswith(".")
     assert all(len(sentence.split()) <= 25 for sentence in said.split(". "))
-    assert "secret" not in said
-    assert "{" not in said
+    assert not [part for part in ("secret", "{") if part in said]
+    assert "`model." not in REMEDIES[kind].sentence, "no key of another model is named"
 
 
 @pytest.mark.parametrize(
@@ -323,9 +299,3 @@ def test_every_error_has_short_sentences_without_placeholders(kind: type[ModelEr
 )
 def test_sentences_contain_the_known_details(error: ModelError, part: str) -> None:
     assert part in sentence_for(error)
-
-
-async def test_alternating_failures_are_limited_together() -> None:
-    model = Scripted(*[error for _ in range(9) for error in (ModelUnavailable("x"), ModelRateLimited("x"))])
-    await run(model)
-    assert model.calls == POLICY.max_attempts

@@ -1,6 +1,7 @@
 """Cache of encoded prompt prefixes: the same bytes as without a cache, less work, bounded memory."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,24 +24,8 @@ TOOLS = (ToolSchema(name="look", description="Look.", parameters={"type": "objec
 Encode = Callable[[ModelRequest, KeptPromptCache], bytes]
 
 
-def _chat(request: ModelRequest, kept: KeptPromptCache) -> bytes:
-    return chat_completions.encoded_request("m", request, kept=kept)
-
-
-def _marked_chat(request: ModelRequest, kept: KeptPromptCache) -> bytes:
-    return chat_completions.encoded_request("m", request, cache_ttl="5m", kept=kept)
-
-
-def _responses(request: ModelRequest, kept: KeptPromptCache) -> bytes:
-    return responses.encoded_request("m", request, kept=kept)
-
-
-def _anthropic(request: ModelRequest, kept: KeptPromptCache) -> bytes:
-    return orjson.dumps(marked_parts(request, kept, None))
-
-
-def _marked_anthropic(request: ModelRequest, kept: KeptPromptCache) -> bytes:
-    return orjson.dumps(marked_parts(request, kept, "1h"))
+def _chat(request: ModelRequest, kept: KeptPromptCache, **options: Any) -> bytes:
+    return chat_completions.encoded_request("m", request, kept=kept, **options)
 
 
 THOUGHTS = {
@@ -48,12 +33,12 @@ THOUGHTS = {
     "responses:m": '[[0, {"type": "reasoning", "encrypted_content": "gAAA"}]]',
     "anthropic:m": '{"behind": "", "blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}]}',
 }
-ENCODERS = [
+ENCODERS: list[tuple[str, Encode]] = [
     ("chat_completions:m", _chat),
-    ("chat_completions:m", _marked_chat),
-    ("responses:m", _responses),
-    ("anthropic:m", _anthropic),
-    ("anthropic:m", _marked_anthropic),
+    ("chat_completions:m", partial(_chat, cache_ttl="5m")),
+    ("responses:m", lambda request, kept: responses.encoded_request("m", request, kept=kept)),
+    ("anthropic:m", lambda request, kept: orjson.dumps(marked_parts(request, kept, None))),
+    ("anthropic:m", lambda request, kept: orjson.dumps(marked_parts(request, kept, "1h"))),
 ]
 
 
@@ -169,8 +154,7 @@ def test_a_prefix_grows_by_many_rows_at_once() -> None:
     first = kept.beginning_of(asked(rows), render).rows
     before = render.rows
     rows += chat(2)
-    assert kept.beginning_of(asked(rows), render).rows == first
-    assert render.rows == before
+    assert (kept.beginning_of(asked(rows), render).rows, render.rows) == (first, before)
     rows += chat(MIN_NEW_ROWS)
     assert kept.beginning_of(asked(rows), render).rows >= first + MIN_NEW_ROWS
     assert render.rows < len(rows)

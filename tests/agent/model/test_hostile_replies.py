@@ -80,8 +80,7 @@ async def test_redirects_to_another_host_are_not_followed(way: Way, changes: Seq
         async with way.dialled(str(server.make_url("")).rstrip("/")) as model:
             with pytest.raises(ModelNotFound):
                 await ask(model)
-        assert seen_there == []
-        assert len(seen_here) == len(changes)
+        assert (seen_there, len(seen_here)) == ([], len(changes))
     finally:
         await server.close()
         await other.close()

@@ -14,8 +14,9 @@ from hermes_state import journal
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import chat_at, clock_of, fill_and_ask, look, summary_of
 from tests.agent.model.ways import ASKED, WAYS, Talk, Way
-from tests.fakes import fake_llm, labkit
+from tests.fakes import fake_llm
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 
 Json = dict[str, Any]
 
@@ -32,25 +33,21 @@ def answers(llm: LLM) -> list[str]:
     return [row["outcome"] for row in llm.requests.rows]
 
 
-# ---- temporary failures of a provider
-
-
 @every_way
 async def test_an_unreachable_provider_is_retried_until_it_returns(way: Way, chat: Chat) -> None:
-    gone = await labkit.Server(fake_llm.make_app()).start()
+    gone = await Server(fake_llm.make_app()).start()
     await gone.stop()
     async with way.dialled(gone.url) as model:
         talk = Talk(chat, model)
         left = await talk.say("go")
-        assert left.calls == [("unavailable", "unknown")] * 4
-        assert left.rows == [ASKED]
+        assert (left.calls, left.rows) == ([("unavailable", "unknown")] * 4, [ASKED])
         assert left.told[0][1].endswith("Please send /retry in a minute.")
-        async with labkit.Server(fake_llm.make_app(), port=gone.port):
+        async with Server(fake_llm.make_app(), port=gone.port):
             assert (await talk.say("and now?")).outcomes == ["ok"]
 
 
 @every_way
-async def test_a_requested_pause_is_respected(way: Way, chat: Chat, server: labkit.Server, llm: LLM) -> None:
+async def test_a_requested_pause_is_respected(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     llm.scripts.append({"times": 1, "reply": {"error": {"kind": "429", "retry_after": 0.3}}})
     async with way.dialled(server.url) as model:
         assert (await Talk(chat, model).say("go")).outcomes == ["rate_limited", "ok"]
@@ -58,27 +55,19 @@ async def test_a_requested_pause_is_respected(way: Way, chat: Chat, server: labk
     assert second - first >= 0.3
 
 
-# ---- earlier steps
-
-
 @every_way
-async def test_a_fault_after_a_tool_result_repeats_no_earlier_step(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_a_fault_after_a_tool_result_repeats_no_step(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     llm.add_scripts([{"last_role": "user", "tool_calls": [NOTED]}, {"last_role": "tool", "reset": True}])
     async with way.dialled(server.url) as model:
         talk = Talk(chat, model)
         left = await talk.say("go")
-    assert left.outcomes == ["ok", "unavailable", "ok"]
-    assert left.told == [("final", "tool said: noted")]
+    assert (left.outcomes, left.told) == (["ok", "unavailable", "ok"], [("final", "tool said: noted")])
     assert [role for role, _ in left.rows] == ["user", "assistant", "tool", "assistant"]
     assert talk.noted == ["done"]
 
 
 @every_way
-async def test_a_turn_that_fails_after_a_tool_result_keeps_the_result(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_a_turn_that_fails_after_a_tool_keeps_the_result(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     llm.add_scripts([{"last_role": "user", "tool_calls": [NOTED]}, {"last_role": "tool", "error": {"kind": "401"}}])
     async with way.dialled(server.url) as model:
         talk = Talk(chat, model)
@@ -90,8 +79,6 @@ async def test_a_turn_that_fails_after_a_tool_result_keeps_the_result(
     assert "noted" in again.told[0][1]
     assert talk.noted == ["done"]
 
-
-# ---- cancelled calls
 
 HANGS: dict[str, Callable[[Way], Json]] = {
     "before anything": lambda way: {"hang": True},
@@ -115,9 +102,7 @@ class Watching(Sink):
 
 @every_way
 @pytest.mark.parametrize("where", HANGS)
-async def test_a_cancelled_call_closes_its_connection_and_is_recorded(
-    where: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_cancelled_calls_are_closed_and_noted(where: str, way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     llm.scripts.append({"times": 1, "reply": HANGS[where](way)})
     async with way.dialled(server.url) as model:
         talk, sink = Talk(chat, model), Watching()
@@ -137,8 +122,7 @@ async def test_a_cancelled_call_closes_its_connection_and_is_recorded(
         left = await talk.left(turn)
         assert left.calls == [("cancelled", "estimated")]
         assert left.rows == [ASKED, *([("assistant", PARTIAL.strip())] if partial else [])]
-        assert bool(partial) == (way.streams and where == "after some")
-        assert talk.noted == []
+        assert (bool(partial), talk.noted) == (way.streams and where == "after some", [])
         assert (await talk.say("and now?")).outcomes == ["ok"]
     assert answers(llm) == ["client_gone", "ok"]
 
@@ -147,12 +131,9 @@ async def gone(llm: LLM) -> bool:
     return bool(await llm.requests.query({"wait": 20}, lambda row: row["outcome"] == "client_gone"))
 
 
-# ---- two chats on two routes
-
-
 @every_pair
-async def test_an_open_circuit_does_not_limit_retries_on_other_routes(
-    way: Way, other: Way, chat: Chat, server: labkit.Server, llm: LLM
+async def test_an_open_circuit_limits_no_other_route(
+    way: Way, other: Way, chat: Chat, server: Server, llm: LLM
 ) -> None:
     down = {"model": "lab-200k", "times": -1, "reply": {"error": {"kind": "503"}}}
     llm.scripts.extend([down, {"model": "lab-128k", "times": 3, "reply": {"error": {"kind": "529"}}}])
@@ -172,9 +153,7 @@ async def test_an_open_circuit_does_not_limit_retries_on_other_routes(
 
 
 @every_pair
-async def test_a_requested_pause_does_not_delay_other_chats(
-    way: Way, other: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_requested_pauses_delay_no_chat(way: Way, other: Way, chat: Chat, server: Server, llm: LLM) -> None:
     busy = {"model": "lab-200k", "times": -1, "reply": {"error": {"kind": "429", "retry_after": 20}}}
     llm.scripts.append(busy)
     async with way.dialled(server.url, "lab-200k") as bad, other.dialled(server.url, "lab-128k") as good:
@@ -189,9 +168,7 @@ async def test_a_requested_pause_does_not_delay_other_chats(
 
 
 @every_pair
-async def test_a_failing_summary_route_does_not_delay_other_chats(
-    way: Way, other: Way, chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_failing_summaries_delay_no_chat(way: Way, other: Way, chat: Chat, server: Server, llm: LLM) -> None:
     llm.add_scripts(
         [
             {"model": "lab-8k", "summary": True, "times": -1, "error": {"kind": "500"}},
@@ -206,5 +183,4 @@ async def test_a_failing_summary_route_does_not_delay_other_chats(
             assert (await talk.bring_to_an_end(turn)).outcomes == ["ok"]
             clock_of(talk.chat).pass_seconds(1)
             found = await look(talk.chat, turn.lineage_id)
-            assert bool(found.state.cooldowns) == (talk is ill)
-            assert found.kinds == ([] if talk is ill else ["model"])
+            assert (bool(found.state.cooldowns), found.kinds) == (talk is ill, [] if talk is ill else ["model"])

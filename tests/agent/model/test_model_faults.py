@@ -18,7 +18,8 @@ from agent.model.errors import REMEDIES
 from tests.agent.conftest import Chat
 from tests.agent.context.contexts import chat_at
 from tests.agent.model.ways import ASKED, MIXED_WAYS, Talk, Way
-from tests.fakes import fake_llm, labkit
+from tests.fakes import fake_llm
+from tests.fakes.labkit import Server
 from tests.sampling import crossed
 from tests.side_by_side import side_by_side
 
@@ -111,8 +112,33 @@ NOT_NOW = "or cannot be reached. Please send /retry in a minute."
 BROKEN = "arrived broken or empty. Send /retry to try again."
 SILENT = "took too long to answer. Send /retry to try again."
 FILTERED = "content filter stopped this answer. Please word your request differently."
-UNREACHED, MALFORMED = ("unavailable", NOT_NOW, 4), ("malformed", BROKEN, 2)
+UNREACHED = ("unavailable", NOT_NOW, 4)
 
+
+def down(does: Json | Callable[[Way], Json], says: str = NOT_NOW, **more: Any) -> Fault:
+    return Fault(does=does, says=says, **({"calls": ("unavailable",) * 4} | more))
+
+
+def broken(does: Json | Callable[[Way], Json], times: int = 2, **more: Any) -> Fault:
+    return Fault(does=does, says=BROKEN, calls=("malformed",) * times, **more)
+
+
+def silent(does: Json | Callable[[Way], Json], **more: Any) -> Fault:
+    return Fault(does=does, says=SILENT, falls_silent=True, **({"calls": ("timeout",) * 2} | more))
+
+
+def filtered(does: Json, **more: Any) -> Fault:
+    return Fault(does=does, says=FILTERED, calls=("content_filtered",), **more)
+
+
+def limited(says: str, times: int = 4, **more: Any) -> Fault:
+    return Fault(does=error("429", **more), says=f"Please send /retry in {says}.", calls=("rate_limited",) * times)
+
+
+BEGUN = {"begins": True, "shows": True}
+MODERATED = {"error": {"code": 403, "message": "no", "metadata": FLAGGED}}
+CHECK = "refused the request. The owner of this bot should check this model's `name` and `base_url`."
+VAGUE = {"error": {"status": 400, "body": {"error": {"message": "Error"}}}}
 FAULTS: Mapping[str, Fault] = {
     # ---- problems of the account
     "the key is wrong": Fault(does=error("401"), says=NO_KEY, calls=("auth",)),
@@ -120,116 +146,50 @@ FAULTS: Mapping[str, Fault] = {
     "the quota is used up": Fault(does=error("quota"), says=NO_CREDIT, calls=("quota",)),
     "no such model": Fault(does=error("404"), says="needs to check its `name` and `base_url`.", calls=("not_offered",)),
     # ---- temporary failures
-    "rate limit": Fault(does=error("429"), says="Please send /retry in a minute.", calls=("rate_limited",) * 4),
-    "rate limit for a moment": Fault(
-        does=error("429", retry_after=0.05), says="Please send /retry in a second.", calls=("rate_limited",) * 4
+    "rate limit": limited("a minute"),
+    "rate limit for a moment": limited("a second", retry_after=0.05),
+    "rate limit with too long a pause": limited("10 minutes", 1, retry_after=600),
+    "server error": down(error("500")),
+    "overload 503": down(error("503")),
+    "overload 529": down(error("529")),
+    "overload for a moment": down(
+        error("503", retry_after=0.05), "or cannot be reached. Please send /retry in a second."
     ),
-    "rate limit with too long a pause": Fault(
-        does=error("429", retry_after=600), says="Please send /retry in 10 minutes.", calls=("rate_limited",)
+    "overload with too long a pause": down(
+        error("529", retry_after=600), "or cannot be reached. Please send /retry in 10 minutes.", calls=("unavailable",)
     ),
-    "server error": Fault(does=error("500"), says=NOT_NOW, calls=("unavailable",) * 4),
-    "overload 503": Fault(does=error("503"), says=NOT_NOW, calls=("unavailable",) * 4),
-    "overload 529": Fault(does=error("529"), says=NOT_NOW, calls=("unavailable",) * 4),
-    "overload for a moment": Fault(
-        does=error("503", retry_after=0.05),
-        says="or cannot be reached. Please send /retry in a second.",
-        calls=("unavailable",) * 4,
-    ),
-    "overload with too long a pause": Fault(
-        does=error("529", retry_after=600),
-        says="or cannot be reached. Please send /retry in 10 minutes.",
-        calls=("unavailable",),
-    ),
-    "a proxy's error page": Fault(
-        does={"error": {"status": 502, "body": PAGE}}, says=NOT_NOW, calls=("unavailable",) * 4
-    ),
+    "a proxy's error page": down({"error": {"status": 502, "body": PAGE}}),
     # ---- refusals
-    "the prompt is filtered": Fault(does=error("content_filter"), says=FILTERED, calls=("content_filtered",)),
-    "the answer is filtered": Fault(
-        does={"text": HALF, "finish": "content_filter"}, says=FILTERED, calls=("content_filtered",), reports=always
-    ),
-    "the prompt is flagged by a moderator": Fault(
-        does={"error": {"status": 403, "body": {"error": {"code": 403, "message": "no", "metadata": FLAGGED}}}},
-        says=FILTERED,
-        calls=("content_filtered",),
-    ),
-    "refused without a reason": Fault(
-        does={"error": {"status": 400, "body": {"error": {"message": "Error"}}}},
-        says="refused the request. The owner of this bot should check this model's `name` and `base_url`.",
-        calls=("rejected",),
-    ),
+    "the prompt is filtered": filtered(error("content_filter")),
+    "the answer is filtered": filtered({"text": HALF, "finish": "content_filter"}, reports=always),
+    "the prompt is flagged by a moderator": filtered({"error": {"status": 403, "body": MODERATED}}),
+    "refused without a reason": Fault(does=VAGUE, says=CHECK, calls=("rejected",)),
     # ---- malformed replies
-    "malformed": Fault(does=in_text("malformed"), says=BROKEN, calls=("malformed",) * 2, begins=True, shows=True),
-    "a page instead of a reply": Fault(
-        does={"raw": PAGE, "content_type": "text/html"}, says=BROKEN, calls=("malformed",) * 2
-    ),
-    "nothing instead of a reply": Fault(does={"raw": ""}, says=BROKEN, calls=("malformed",) * 2),
-    "an empty answer": Fault(does={"text": " \n"}, says=BROKEN, calls=("malformed",) * 2, reports=always),
+    "malformed": broken(in_text("malformed"), **BEGUN),
+    "a page instead of a reply": broken({"raw": PAGE, "content_type": "text/html"}),
+    "nothing instead of a reply": broken({"raw": ""}),
+    "an empty answer": broken({"text": " \n"}, reports=always),
     # ---- interrupted replies
-    "the stream ends before text": Fault(
-        does=at_once("truncate"), says=BROKEN, calls=("malformed",) * 3, whole=UNREACHED, begins=True
-    ),
-    "the stream ends after text": Fault(
-        does=in_text("truncate"), says=BROKEN, calls=("malformed",) * 2, whole=UNREACHED, begins=True, shows=True
-    ),
-    "the stream ends in a call": Fault(
-        does=in_call("truncate"), says=BROKEN, calls=("malformed",) * 3, whole=UNREACHED, begins=True
-    ),
-    "no finish reason": Fault(
-        does={"text": HALF, "finish": None}, says=BROKEN, calls=("malformed",) * 2, shows=True, reports=until_its_end
-    ),
-    "an error inside the stream": Fault(
-        does=in_text("error_mid"), says=NOT_NOW, calls=("unavailable",) * 4, begins=True, shows=True
-    ),
+    "the stream ends before text": broken(at_once("truncate"), 3, whole=UNREACHED, begins=True),
+    "the stream ends after text": broken(in_text("truncate"), whole=UNREACHED, **BEGUN),
+    "the stream ends in a call": broken(in_call("truncate"), 3, whole=UNREACHED, begins=True),
+    "no finish reason": broken({"text": HALF, "finish": None}, shows=True, reports=until_its_end),
+    "an error inside the stream": down(in_text("error_mid"), **BEGUN),
     # ---- the network
-    "reset before anything": Fault(does={"reset": True}, says=NOT_NOW, calls=("unavailable",) * 4),
-    "reset after text": Fault(
-        does=in_text("truncate", truncate_how="reset"),
-        says=NOT_NOW,
-        calls=("unavailable",) * 4,
-        begins=True,
-        shows=True,
+    "reset before anything": down({"reset": True}),
+    "reset after text": down(in_text("truncate", truncate_how="reset"), **BEGUN),
+    "reset in a call": down(in_call("truncate", truncate_how="reset"), begins=True),
+    "hangs before anything": silent({"hang": True}),
+    # no retry after text, because it would take just as long
+    "hangs after text": silent(in_text("hang_after"), calls=("timeout",), whole=("timeout", SILENT, 2), **BEGUN),
+    "hangs in a call": silent(in_call("hang_after"), begins=True),
+    "keeps the connection open before anything": silent({"text": HALF, "keep_open": 0}),
+    "keeps the connection open before text": silent(at_once("keep_open"), begins=True),
+    "keeps the connection open with events that say nothing": silent(
+        at_once("keep_open", keep_open_with="event"), begins=True
     ),
-    "reset in a call": Fault(
-        does=in_call("truncate", truncate_how="reset"), says=NOT_NOW, calls=("unavailable",) * 4, begins=True
-    ),
-    "hangs before anything": Fault(does={"hang": True}, says=SILENT, calls=("timeout",) * 2, falls_silent=True),
-    "hangs after text": Fault(
-        does=in_text("hang_after"),
-        says=SILENT,
-        calls=("timeout",),  # no retry, because it would take just as long
-        whole=("timeout", SILENT, 2),
-        begins=True,
-        shows=True,
-        falls_silent=True,
-    ),
-    "hangs in a call": Fault(
-        does=in_call("hang_after"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
-    ),
-    "keeps the connection open before anything": Fault(
-        does={"text": HALF, "keep_open": 0}, says=SILENT, calls=("timeout",) * 2, falls_silent=True
-    ),
-    "keeps the connection open before text": Fault(
-        does=at_once("keep_open"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
-    ),
-    "keeps the connection open with events that say nothing": Fault(
-        does=at_once("keep_open", keep_open_with="event"),
-        says=SILENT,
-        calls=("timeout",) * 2,
-        begins=True,
-        falls_silent=True,
-    ),
-    "keeps the connection open after text": Fault(
-        does=in_text("keep_open", keep_open_with="event"),
-        says=SILENT,
-        calls=("timeout",) * 2,
-        begins=True,
-        shows=True,
-        falls_silent=True,
-    ),
-    "keeps the connection open in a call": Fault(
-        does=in_call("keep_open"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
-    ),
+    "keeps the connection open after text": silent(in_text("keep_open", keep_open_with="event"), **BEGUN),
+    "keeps the connection open in a call": silent(in_call("keep_open"), begins=True),
 }
 
 Cell = tuple[Fault, Way]
@@ -249,12 +209,12 @@ def each(cells: Mapping[str, Cell]) -> pytest.MarkDecorator:
 
 
 async def waited_for(
-    cells: Mapping[str, Cell], chat: Chat, case: Callable[[Fault, Way, Chat, labkit.Server], Awaitable[None]]
+    cells: Mapping[str, Cell], chat: Chat, case: Callable[[Fault, Way, Chat, Server], Awaitable[None]]
 ) -> None:
     """Run a case in each cell, a few in parallel, each with its own chat and server."""
 
     async def with_server(fault: Fault, way: Way, own: Chat) -> None:
-        async with labkit.Server(fake_llm.make_app()) as server:
+        async with Server(fake_llm.make_app()) as server:
             await case(fault, way, own, server)
 
     names = list(cells)
@@ -264,7 +224,7 @@ async def waited_for(
 
 
 @asynccontextmanager
-async def faulty(fault: Fault, way: Way, chat: Chat, server: labkit.Server, times: int) -> AsyncIterator[Talk]:
+async def faulty(fault: Fault, way: Way, chat: Chat, server: Server, times: int) -> AsyncIterator[Talk]:
     """Chat whose provider fails `times` times; -1: always."""
     server.app[fake_llm.LLM_KEY].scripts.append({"times": times, "reply": fault.script(way)})
     patience = {"read_seconds": PATIENCE_SECONDS, "first_piece_seconds": PATIENCE_SECONDS} if fault.falls_silent else {}
@@ -274,9 +234,7 @@ async def faulty(fault: Fault, way: Way, chat: Chat, server: labkit.Server, time
 
 @pytest.mark.fuzz
 @each(CELLS)
-async def test_a_lasting_fault_fails_the_turn_but_not_the_chat(
-    fault: Fault, way: Way, chat: Chat, server: labkit.Server
-) -> None:
+async def test_a_lasting_fault_fails_the_turn_not_the_chat(fault: Fault, way: Way, chat: Chat, server: Server) -> None:
     await _lasts(fault, way, chat, server)
 
 
@@ -285,7 +243,7 @@ async def test_a_lasting_silence_fails_the_turn_but_not_the_chat(chat: Chat) -> 
     await waited_for(SILENT_CELLS, chat, _lasts)
 
 
-async def _lasts(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> None:
+async def _lasts(fault: Fault, way: Way, chat: Chat, server: Server) -> None:
     calls, says = fault.expected(way)
     llm = server.app[fake_llm.LLM_KEY]
     async with faulty(fault, way, chat, server, times=-1) as talk:
@@ -309,7 +267,7 @@ async def _lasts(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> N
 
 @pytest.mark.fuzz
 @each(passing(CELLS))
-async def test_a_temporary_fault_is_not_noticed(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> None:
+async def test_a_temporary_fault_is_not_noticed(fault: Fault, way: Way, chat: Chat, server: Server) -> None:
     await _passes(fault, way, chat, server)
 
 
@@ -318,16 +276,13 @@ async def test_a_temporary_silence_is_not_noticed(chat: Chat) -> None:
     await waited_for(passing(SILENT_CELLS), chat, _passes)
 
 
-async def _passes(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> None:
+async def _passes(fault: Fault, way: Way, chat: Chat, server: Server) -> None:
     (first, *_), _ = fault.expected(way)
     async with faulty(fault, way, chat, server, times=1) as talk:
         left = await talk.say("go")
-        assert left.told == [("final", f"echo: {STAMP} go")]
-        assert left.calls == [first, ("ok", "reported")]
-        assert left.rows == [ASKED, ("assistant", f"echo: {STAMP} go")]
-        assert left.state == "finished"
-        assert talk.shown[-1] == f"echo: {STAMP} go"
-        assert talk.noted == []
+        assert (left.told, left.calls) == ([("final", f"echo: {STAMP} go")], [first, ("ok", "reported")])
+        assert (left.rows, left.state) == ([ASKED, ("assistant", f"echo: {STAMP} go")], "finished")
+        assert (talk.shown[-1], talk.noted) == (f"echo: {STAMP} go", [])
 
 
 def test_every_remedy_is_covered_by_a_test() -> None:

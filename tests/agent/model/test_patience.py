@@ -11,7 +11,8 @@ from agent.model.base import ChatModel, Endpoint
 from hermes_state.errors import ModelTimeout
 from tests.agent.model.asking import ask, request, script
 from tests.agent.model.ways import MIXED_WAYS, WAYS, Way
-from tests.fakes import fake_llm, labkit
+from tests.fakes import fake_llm
+from tests.fakes.labkit import Server
 from tests.sampling import crossed
 from tests.side_by_side import side_by_side
 
@@ -30,7 +31,7 @@ async def over_each(ways: Iterable[Way], case: Callable[[Way], Awaitable[None]])
 @asynccontextmanager
 async def replying(way: Way, reply: dict[str, Any], **patience: float) -> AsyncIterator[tuple[ChatModel, fake_llm.LLM]]:
     """Yield a model with its own server, which gives this reply to every request."""
-    async with labkit.Server(fake_llm.make_app()) as server:
+    async with Server(fake_llm.make_app()) as server:
         llm = server.app[fake_llm.LLM_KEY]
         script(llm, **reply)
         async with way.dialled(server.url, **patience) as model:

@@ -28,8 +28,8 @@ from tests.agent.context.contexts import chat_at, fill_and_ask
 from tests.agent.context.rows import human
 from tests.agent.model.ways import WAYS, Left, Talk, Way
 from tests.e2e.protocols import CHAT_COMPLETIONS, OPTION
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 from tests.sampling import sample
 
 Json = dict[str, Any]
@@ -105,7 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", FILES)
 async def test_provider_errors_are_classified(
-    name: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM, pytestconfig: pytest.Config
+    name: str, way: Way, chat: Chat, server: Server, llm: LLM, pytestconfig: pytest.Config
 ) -> None:
     wrong: list[str] = []
     step = sample(6, 1) if pytestconfig.getoption(OPTION) is None else 1
@@ -147,7 +147,7 @@ def is_put_otherwise(text: Json) -> bool:
 
 @pytest.mark.fuzz
 async def test_a_prompt_refused_as_too_long_is_compressed(
-    way: Way, chat: Chat, server: labkit.Server, llm: LLM, pytestconfig: pytest.Config
+    way: Way, chat: Chat, server: Server, llm: LLM, pytestconfig: pytest.Config
 ) -> None:
     wrong: list[str] = []
     step = sample(12, 1) if pytestconfig.getoption(OPTION) is None else 2

@@ -11,12 +11,12 @@ from agent.model.protocols.anthropic import AnthropicModel
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.responses import ResponsesModel
 from tests.agent.model.asking import request, script
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 
 
 @pytest.fixture(params=["chat_completions", "responses", "anthropic"])
-def model(request: pytest.FixtureRequest, server: labkit.Server) -> ChatModel:
+def model(request: pytest.FixtureRequest, server: Server) -> ChatModel:
     match request.param:
         case "chat_completions":
             return ChatCompletionsModel(Endpoint(model="lab-128k", api_key="key", base_url=f"{server.url}/v1"))

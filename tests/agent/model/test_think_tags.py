@@ -15,8 +15,8 @@ from tests.agent.conftest import Chat
 from tests.agent.context.rows import answer, human, result
 from tests.agent.model.asking import TOOL, ask, request, script
 from tests.agent.model.ways import WAYS, Talk, Way
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 
 PAIRS = [
     ("<think>", "</think>"),
@@ -75,8 +75,7 @@ def test_reasoning_between_tags_is_removed_in_any_split(opening: str, closing: s
         written = f"{before}{opening}Is 1 < 2?\nYes.{closing}\n\nIt <i>is</i>."
         pieces = [written[start : start + size] for start in range(0, len(written), size)]
         text, thought = parsed(*pieces)
-        assert text == "It <i>is</i>."
-        assert thought.strip() == "Is 1 < 2?\nYes."
+        assert (text, thought.strip()) == ("It <i>is</i>.", "Is 1 < 2?\nYes.")
 
 
 @pytest.mark.parametrize(("opening", "closing"), PAIRS)
@@ -184,21 +183,18 @@ WRITTEN = f"<think>\n{THOUGHT}\n</think>\n\nIt is."
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("chunk", [1, 4, 1_000])
-async def test_the_answer_follows_the_reasoning(
-    server: labkit.Server, llm: LLM, chat: Chat, way: Way, chunk: int
-) -> None:
+async def test_the_answer_follows_the_reasoning(server: Server, llm: LLM, chat: Chat, way: Way, chunk: int) -> None:
     script(llm, text=WRITTEN, chunk_chars=chunk)
     async with way.dialled(server.url) as model:
         talk = Talk(chat, model)
         left = await talk.say("go")
-    assert left.rows[-1] == ("assistant", "It is.")
-    assert left.told == [("final", "It is.")]
+    assert (left.rows[-1], left.told) == (("assistant", "It is."), [("final", "It is.")])
     assert "SECRETLY" not in "".join(talk.shown)
     assert left.outcomes == ["ok"]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_an_answer_that_is_only_reasoning_is_empty(server: labkit.Server, llm: LLM, chat: Chat, way: Way) -> None:
+async def test_an_answer_that_is_only_reasoning_is_empty(server: Server, llm: LLM, chat: Chat, way: Way) -> None:
     llm.scripts.append({"times": 1, "reply": {"text": f"<think>\n{THOUGHT}", "chunk_chars": 3}})
     async with way.dialled(server.url) as model:
         talk = Talk(chat, model)
@@ -208,7 +204,7 @@ async def test_an_answer_that_is_only_reasoning_is_empty(server: labkit.Server, 
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_a_requested_tag_is_shown(server: labkit.Server, llm: LLM, way: Way) -> None:
+async def test_a_requested_tag_is_shown(server: Server, llm: LLM, way: Way) -> None:
     for written in ("Write `<think>` first.", "```\n<think>\n```"):
         script(llm, text=written, chunk_chars=2)
         async with way.dialled(server.url) as model:
@@ -217,7 +213,7 @@ async def test_a_requested_tag_is_shown(server: labkit.Server, llm: LLM, way: Wa
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way.protocol == "chat_completions"], ids=str)
 @pytest.mark.parametrize("written", [WRITTEN, f"<think>{THOUGHT}", f"<think>{THOUGHT}</think>"])
-async def test_reasoning_before_calls_is_sent_back(server: labkit.Server, llm: LLM, way: Way, written: str) -> None:
+async def test_reasoning_before_calls_is_sent_back(server: Server, llm: LLM, way: Way, written: str) -> None:
     script(llm, text=written, tool_calls=[{"id": "a", "name": "look"}], chunk_chars=5)
     async with way.dialled(server.url) as model:
         reply, shown = await ask(model, request(tools=(TOOL,)))
@@ -230,17 +226,16 @@ async def test_reasoning_before_calls_is_sent_back(server: labkit.Server, llm: L
     assert "SECRETLY" not in json.dumps([one["content"] for one in sent])
 
 
-async def test_reasoning_from_the_server_overrides_tags(server: labkit.Server, llm: LLM) -> None:
+async def test_reasoning_from_the_server_overrides_tags(server: Server, llm: LLM) -> None:
     (way, *_) = WAYS
     script(llm, reasoning="let me see", text=WRITTEN, tool_calls=[{"id": "a", "name": "look"}])
     async with way.dialled(server.url) as model:
         reply, _ = await ask(model, request(tools=(TOOL,)))
-    assert reply.reasoning is not None
     assert json.loads(reply.reasoning.blocks) == [{"reasoning_content": "let me see"}]
 
 
 @pytest.mark.parametrize("text", [WRITTEN, "<think>", ""])
-async def test_calls_keep_their_text_with_any_reasoning(server: labkit.Server, llm: LLM, text: str) -> None:
+async def test_calls_keep_their_text_with_any_reasoning(server: Server, llm: LLM, text: str) -> None:
     calls: list[dict[str, Any]] = [{"id": "a", "name": "look"}]
     for way in WAYS:
         script(llm, text=text, tool_calls=calls)

@@ -1,43 +1,35 @@
 """Conversations are never stuck, even if compression is held back."""
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from agent.context.limits import ContextSettings
 from agent.context.model_handle import SummaryRoute
 from agent.context.state import ContextState, stored_form
-from agent.model.base import ModelReply, ModelRequest
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel, ModelReply, ModelRequest
 from agent.tools.recall import recall_tools
 from hermes_state import sessions
 from hermes_state.errors import ContextOverflow, ModelNotFound, ModelTimeout
 from hermes_state.values import ChatKind, LineageId, Tokens
-from tests.agent.conftest import Chat, Sink
+from tests.agent.conftest import Chat, Sink, dialled
 from tests.agent.context.contexts import (
     WORDS,
     agent_of,
     asked_for_summaries,
+    asked_for_turns,
     chat_at,
     clock_of,
-    dialled,
     fill_and_ask,
     look,
     summary_of,
 )
 from tests.agents import SingleModelAgent
 from tests.clients import client_of
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 
 LONG = "the harbour master counted every boat twice and wrote it down with great care " * 30
-
-
-@pytest.fixture
-async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
-    async with dialled(server, "lab-8k") as model:
-        yield model
 
 
 async def remember(chat: Chat, lineage_id: LineageId, state: ContextState) -> None:
@@ -50,14 +42,8 @@ async def say(chat: Chat, agent: SingleModelAgent, text: str) -> None:
     await chat.finish(turn, await agent.run(turn, Sink()))
 
 
-def asked_of_turns(llm: LLM) -> list[dict[str, Any]]:
-    return [row for row in llm.requests.rows if row["body"].get("tools")]
-
-
 @pytest.mark.parametrize("held", [ContextState(strikes=2, blocked_at=20_000), ContextState(held_at=20_000)])
-async def test_a_conversation_beyond_its_window_is_always_compressed(
-    held: ContextState, chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_beyond_a_window_chats_are_compressed(held: ContextState, chat: Chat, small: ChatModel, llm: LLM) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     agent = agent_of(chat, small)
     turn = await fill_and_ask(chat, agent, 8_600)
@@ -65,11 +51,11 @@ async def test_a_conversation_beyond_its_window_is_always_compressed(
     await chat.finish(turn, await agent.run(turn, Sink()))
     found = await look(chat, turn.lineage_id)
     assert {kind for _, _, kind in found.compressions} == {"model"}
-    assert all(row["outcome"] == "ok" for row in asked_of_turns(llm)), "no prompt that cannot fit was sent"
+    assert all(row["outcome"] == "ok" for row in asked_for_turns(llm)), "no prompt that cannot fit was sent"
 
 
 async def test_with_compression_off_people_are_told_that_the_window_is_full(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
+    chat: Chat, small: ChatModel, llm: LLM
 ) -> None:
     agent = agent_of(chat, small, context=ContextSettings(enabled=False))
     turn = await fill_and_ask(chat, agent, 8_600)
@@ -80,7 +66,7 @@ async def test_with_compression_off_people_are_told_that_the_window_is_full(
     assert agent.context.limits.context_length == 8_192, "our own estimate does not change the model's limits"
 
 
-async def test_useless_compressions_stop_without_a_usage_report(chat: Chat, server: labkit.Server, llm: LLM) -> None:
+async def test_useless_compressions_stop_without_a_usage_report(chat: Chat, server: Server, llm: LLM) -> None:
     """A system prompt beyond the threshold, and a provider without a usage report."""
     llm.add_scripts(
         [
@@ -96,9 +82,7 @@ async def test_useless_compressions_stop_without_a_usage_report(chat: Chat, serv
 
 
 @pytest.mark.parametrize("status", [404, 405])
-async def test_a_wrong_address_does_not_cause_a_compression(
-    status: int, chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_a_wrong_address_causes_no_compression(status: int, chat: Chat, small: ChatModel, llm: LLM) -> None:
     """Near the end of the window, an unexplained refusal counts as an overflow. This refusal has a reason."""
     agent = agent_of(chat, small)
     turn = await fill_and_ask(chat, agent, 5_700)
@@ -109,7 +93,7 @@ async def test_a_wrong_address_does_not_cause_a_compression(
     assert (await look(chat, turn.lineage_id)).compressions == []
 
 
-async def test_an_endless_summary_is_aborted_and_remembered(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
+async def test_an_endless_summary_is_aborted_and_remembered(chat: Chat, small: ChatModel, llm: LLM) -> None:
     """Every piece arrives in time, so only the deadline ends the call. Without a cooldown, every message would wait."""
     endless = {"summary": True, "times": -1, "text": "word " * 5_000, "chunk_chars": 5, "chunk_delay": 0.01}
     llm.add_scripts([endless])
@@ -117,12 +101,11 @@ async def test_an_endless_summary_is_aborted_and_remembered(chat: Chat, small: C
     turn = await fill_and_ask(chat, agent, 4_200)
     await chat.finish(turn, await agent.run(turn, Sink()))
     found = await look(chat, turn.lineage_id)
-    assert found.compressions == [("preflight", "aborted", "timeout")]
-    assert found.summary_calls == ["timeout"]
+    assert (found.compressions, found.summary_calls) == ([("preflight", "aborted", "timeout")], ["timeout"])
     assert found.state.cooldowns, "the next message does not wait"
 
 
-async def test_a_cooldown_begins_when_the_call_has_failed(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
+async def test_a_cooldown_begins_when_the_call_has_failed(chat: Chat, small: ChatModel, llm: LLM) -> None:
     """A call may take longer to fail than the shortest cooldown, which would be over if counted from the beginning."""
     slow_chat = chat_at(chat, "slow")
     clock = clock_of(slow_chat)
@@ -145,7 +128,7 @@ async def test_a_cooldown_begins_when_the_call_has_failed(chat: Chat, small: Cha
     assert cooldown.until == clock.now() + 60_000
 
 
-async def test_in_the_smallest_window_no_useless_summary_is_made(chat: Chat, server: labkit.Server, llm: LLM) -> None:
+async def test_in_the_smallest_window_no_useless_summary_is_made(chat: Chat, server: Server, llm: LLM) -> None:
     """There, the kept part of every compression fills nearly all room below the threshold."""
     chat.kind = ChatKind.GROUP
     async with dialled(server, "lab-4k") as model:

@@ -13,14 +13,13 @@ from agent.model.errors import sentence_for
 from agent.model.protocols.anthropic import AnthropicModel
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.responses import ResponsesModel
-from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from agent.tools.registry import Tool, ToolContext
 from hermes_state import journal
 from hermes_state.errors import ModelError
 from hermes_state.turns import RunningTurn
 from hermes_state.values import MessageRole, ToolEffect, TurnId
-from tests.agent.conftest import Chat, Sink, settings
-from tests.agents import SingleModelAgent
-from tests.clients import FAST_RETRY, client_of
+from tests.agent.conftest import Chat, Sink, agent_for, settings
+from tests.clients import FAST_RETRY
 
 Json = dict[str, Any]
 
@@ -30,7 +29,7 @@ class Way:
     """One protocol on the fake server, with or without streaming."""
 
     protocol: str
-    make: Callable[..., ChatModel]
+    kind: Callable[[Endpoint], ChatModel]
     root: str
     """Path after the server's address."""
     before_text: int
@@ -46,31 +45,20 @@ class Way:
     async def dialled(self, url: str, model: str = "lab-128k", **endpoint: Any) -> AsyncIterator[ChatModel]:
         """Yield a model on the server at `url`. `endpoint`: settings of `Endpoint`."""
         values = {"connect_seconds": 20.0, "read_seconds": 20.0} | endpoint
-        made = self.make(model=model, api_key="lab-key", base_url=f"{url}{self.root}", streams=self.streams, **values)
+        base_url = f"{url}{self.root}"
+        made = self.kind(Endpoint(model=model, api_key="lab-key", base_url=base_url, streams=self.streams, **values))
         try:
             yield made
         finally:
             await made.close()
 
 
-def _chat_completions(**values: Any) -> ChatModel:
-    return ChatCompletionsModel(Endpoint(**values))
-
-
-def _responses(**values: Any) -> ChatModel:
-    return ResponsesModel(Endpoint(**values))
-
-
-def _anthropic(**values: Any) -> ChatModel:
-    return AnthropicModel(Endpoint(**values))
-
-
-CHAT_COMPLETIONS = {"protocol": "chat_completions", "make": _chat_completions, "root": "/v1"}
-RESPONSES = {"protocol": "responses", "make": _responses, "root": "/v1"}
-ANTHROPIC = {"protocol": "anthropic", "make": _anthropic, "root": ""}
+CHAT_COMPLETIONS = {"protocol": "chat_completions", "kind": ChatCompletionsModel, "root": "/v1"}
+RESPONSES = {"protocol": "responses", "kind": ResponsesModel, "root": "/v1"}
+ANTHROPIC = {"protocol": "anthropic", "kind": AnthropicModel, "root": ""}
 WAYS = [
-    Way(**kind, before_text=before_text, before_arguments=before_arguments, streams=streams)  # type: ignore[arg-type]
-    for kind, before_text, before_arguments in ((CHAT_COMPLETIONS, 1, 2), (RESPONSES, 4, 3), (ANTHROPIC, 3, 3))
+    Way(**protocol, before_text=before_text, before_arguments=before_arguments, streams=streams)  # type: ignore[arg-type]
+    for protocol, before_text, before_arguments in ((CHAT_COMPLETIONS, 1, 2), (RESPONSES, 4, 3), (ANTHROPIC, 3, 3))
     for streams in (True, False)
 ]
 MIXED_WAYS = [WAYS[place] for place in (0, 1, 3, 2, 4, 5)]
@@ -102,12 +90,12 @@ class Talk:
         self.chat = chat
         self.noted: list[str] = []
         """Arguments of the calls of the tool `note`."""
-        self.agent = SingleModelAgent(
-            store=chat.store,
-            client=client_of(model, chat.store, chat.clock, policy),
-            tools=ToolRegistry([self._tool()]),
-            settings=settings(**{"context": ContextSettings(mode="blocking")} | options),
-            clock=chat.clock,
+        self.agent = agent_for(
+            chat,
+            model,
+            [self._tool()],
+            configured=settings(**{"context": ContextSettings(mode="blocking")} | options),
+            policy=policy,
         )
         self.shown: list[str] = []
 

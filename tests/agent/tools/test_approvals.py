@@ -26,24 +26,10 @@ from hermes_state.errors import ToolError
 from hermes_state.tools.approvals import Answerer, ApprovalRequest
 from hermes_state.values import SystemClock, ToolCall, ToolEffect
 
+INVISIBLE = "\u200d\u200b\u200f\u061c\u2028\u2063\u00ad\ufeff\u3164\u2800\u17b4\U000e0041\ue000"
 
-@pytest.mark.parametrize(
-    "character",
-    [
-        "\u200b",
-        "\u200f",
-        "\u061c",
-        "\u2028",
-        "\u2063",
-        "\u00ad",
-        "\ufeff",
-        "\u3164",
-        "\u2800",
-        "\u17b4",
-        "\U000e0041",
-        "\ue000",
-    ],
-)
+
+@pytest.mark.parametrize("character", INVISIBLE, ids=ascii)
 def test_invisible_characters_are_shown_as_codes(character: str) -> None:
     code = f"\\u{ord(character):04x}"
     assert code in fenced(f"rm a{character}b")
@@ -56,10 +42,6 @@ def test_invisible_characters_are_shown_as_codes(character: str) -> None:
 def test_ordinary_characters_are_unchanged(text: str) -> None:
     assert text in fenced(text)
     assert text in inline(text)
-
-
-def test_a_joiner_between_latin_letters_is_shown() -> None:
-    assert "r\\u200dm" in inline("r\u200dm")
 
 
 LONG = " ".join(f"word{number}" for number in range(3_000))
@@ -77,12 +59,7 @@ def tools(folder: Path) -> dict[str, Tool]:
     known = [
         *file_tools(WorkspaceStore(folder, WorkspaceSettings())),
         memory_tool(notes),
-        schedule_tool(
-            lambda: "UTC",
-            lambda person: True,
-            lambda: None,
-            clock,
-        ),
+        schedule_tool(lambda: "UTC", lambda person: True, lambda: None, clock),
         terminal_tool(lambda: TerminalSettings(enabled=True), lambda chat: folder, BackgroundRegistry(unused)),
         server._tool("harbour__book", remote),
         Tool(name="plugin", description="", parameters={}, effect=ToolEffect.WRITES, run=unused),  # type: ignore[arg-type]
@@ -124,9 +101,7 @@ def question(folder: Path, tool: str, arguments: Mapping[str, Any]) -> ApprovalR
         ("plugin", {"deep": [{"key": LONG}], "flag": False}, [LONG, "deep", "flag", "false"]),
     ],
 )
-def test_a_question_shows_every_argument_completely(
-    tmp_path: Path, tool: str, arguments: dict[str, Any], shown: list[str]
-) -> None:
+def test_a_question_shows_all_arguments(tmp_path: Path, tool: str, arguments: dict[str, Any], shown: list[str]) -> None:
     text = question(tmp_path, tool, arguments).markdown
     assert not [words for words in shown if words not in text]
     assert f"`{tool}`" in text
@@ -161,9 +136,7 @@ def test_an_invalid_path_is_refused_before_the_question(tmp_path: Path, path: st
         ("plugin", {}, "`plugin` by everyone in this chat with any arguments."),
     ],
 )
-def test_a_question_says_what_a_saved_approval_covers(
-    tmp_path: Path, tool: str, arguments: dict[str, Any], covered: str
-) -> None:
+def test_a_question_says_what_is_covered(tmp_path: Path, tool: str, arguments: dict[str, Any], covered: str) -> None:
     footer = question(tmp_path, tool, arguments).footer(7)
     assert covered in footer
     assert "(until `/new`)" in footer
@@ -179,15 +152,11 @@ def test_a_question_says_what_a_saved_approval_covers(
         ("ｒm", "\\uff52m"),
         ("a\nb", "a\\u000ab"),
         (" a ", "\\u0020a\\u0020"),
+        *((name, name) for name in ("заметки/план.md", "Καλημέρα", "日本語test", "naïve.py", "straße")),
     ],
 )
-def test_look_alike_letters_are_shown_as_codes(text: str, code: str) -> None:
+def test_look_alike_letters_are_shown_as_codes_but_names_in_other_scripts_are_not(text: str, code: str) -> None:
     assert inline(text) == f"`{code}`"
-
-
-@pytest.mark.parametrize("text", ["заметки/план.md", "Καλημέρα", "日本語test", "naïve.py", "straße"])
-def test_names_in_other_scripts_are_unchanged(text: str) -> None:
-    assert inline(text) == f"`{text}`"
 
 
 def test_a_look_alike_letter_in_a_command_is_shown_as_code() -> None:
@@ -207,6 +176,5 @@ def test_long_white_space_is_replaced_by_its_length() -> None:
 def test_a_long_name_or_a_name_with_backticks_is_a_code_block(name: str) -> None:
     shown = inline(name)
     fence = re.match(r"\n(`+)\n", shown)
-    assert fence is not None
     assert shown == f"\n{fence[1]}\n{name}\n{fence[1]}\n"
     assert fence[1] not in name

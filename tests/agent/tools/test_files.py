@@ -20,14 +20,13 @@ from agent.tools.files.search_files import search_tool
 from agent.tools.files.workspace import MAX_DEPTH, WorkspaceStore
 from agent.tools.registry import ToolContext, ToolRegistry
 from agent.turn import Answer
-from hermes_state import journal
-from hermes_state.journal import PreparedMessage
 from hermes_state.tool_runs import ToolRunState
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ChatKey, Image, MessageBody, ToolCall
+from hermes_state.values import ChatKey, Image, ToolCall
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call
 from tests.hermes_state.rows import CALL
+from tests.sampling import Test
 from tests.sandboxes import small_disk
 
 NOTED = Answer(text="Noted.", call=CALL, reported_prompt_tokens=None)
@@ -42,17 +41,15 @@ class Desk:
     folder: Path
     tools: ToolRegistry
 
-    async def call(self, name: str, **arguments: Any) -> str:
+    async def call(self, name: str, *, state: ToolRunState = ToolRunState.DONE, **arguments: Any) -> str:
         """Make a call that must succeed, and return the text of the reply."""
         reply = await call(self.tools, self.chat, self.turn, name, **arguments)
-        assert reply.state is ToolRunState.DONE, reply.text
+        assert reply.state is state, reply.text
         return reply.text
 
     async def fail(self, name: str, **arguments: Any) -> str:
         """Make a call that must fail, and return the text of the reply."""
-        reply = await call(self.tools, self.chat, self.turn, name, **arguments)
-        assert reply.state is ToolRunState.FAILED, reply.text
-        return reply.text
+        return await self.call(name, state=ToolRunState.FAILED, **arguments)
 
 
 @pytest.fixture
@@ -103,8 +100,7 @@ async def test_an_endless_line_is_read_in_parts_without_a_gap(desk: Desk) -> Non
         seen += text.split("\n")[1].removeprefix("1\t")
         column, calls = len(seen) + 1, calls + 1
         assert f"continue with offset 1 and column {column}]" in text
-    assert seen + text.split("\n")[1].removeprefix("1\t") == line
-    assert calls == 3
+    assert (seen + text.split("\n")[1].removeprefix("1\t"), calls) == (line, 3)
 
 
 @pytest.mark.parametrize(
@@ -124,12 +120,14 @@ async def test_texts_of_other_encodings_are_read(desk: Desk, data: bytes, told: 
     assert told in await desk.call("read_file", path="text.txt")
 
 
-async def test_binary_and_too_large_files_are_not_read(desk: Desk) -> None:
+async def test_binary_and_too_large_files_are_neither_read_nor_edited(desk: Desk) -> None:
     await desk.call("list_files")
     (desk.folder / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
     assert "is not a text file: it has 16 bytes" in await desk.fail("read_file", path="image.png")
     (desk.folder / "large.txt").write_bytes(b"x" * 400_001)
     assert "above the limit of 400,000" in await desk.fail("read_file", path="large.txt")
+    os.truncate(desk.folder / "large.txt", 5_000_001)
+    assert "larger than the limit of 400,000 bytes" in await desk.fail("edit_file", path="large.txt", old="a", new="b")
 
 
 async def test_a_stored_result_is_read_by_its_recall_id(desk: Desk) -> None:
@@ -149,9 +147,7 @@ async def test_a_stored_result_is_read_by_its_recall_id(desk: Desk) -> None:
 async def test_images_of_a_stored_message_are_shown_with_its_beginning(desk: Desk) -> None:
     await desk.chat.finish(desk.turn, NOTED)
     image = Image(attachment_id=1, mime="image/png", path="ab/abc")
-    chat, received = desk.chat, await desk.chat.receive("look\nhere")
-    prepared = {received: PreparedMessage(body=MessageBody(images=(image,)))}
-    turn = await chat.store.write(journal.start_turn, await chat.id(), [received], prepared, chat.clock.now())
+    turn = await desk.chat.start_with_images("look\nhere", image)
     stored = (await desk.chat.said(turn))[-1].id
     reply = await call(desk.tools, desk.chat, turn, "read_file", path=f"m{stored}")
     assert "(1 image, shown after this result to models that can see)" in reply.text
@@ -203,8 +199,7 @@ async def test_a_failed_write_does_not_change_the_file(desk: Desk) -> None:
     assert "give the path of a file in it" in await desk.fail("write_file", path="", content="x")
     (desk.folder / "sub").mkdir()
     assert "is a folder" in await desk.fail("write_file", path="sub", content="x")
-    assert (desk.folder / "a.txt").read_text() == "one"
-    assert sorted(os.listdir(desk.folder)) == ["a.txt", "sub"]
+    assert ((desk.folder / "a.txt").read_text(), sorted(os.listdir(desk.folder))) == ("one", ["a.txt", "sub"])
 
 
 async def test_the_next_write_removes_the_leftover_of_a_crash(desk: Desk) -> None:
@@ -236,19 +231,14 @@ async def test_parallel_calls_lose_no_change(desk: Desk) -> None:
 # ---- editing
 
 
-async def test_an_edit_replaces_the_only_occurrence(desk: Desk) -> None:
-    await desk.call("write_file", path="a.py", content="x = 1\ny = 2\n")
-    told = await desk.call("edit_file", path="a.py", old="y = 2", new="y = 3")
-    assert told == "Replaced 1 occurrence in “a.py”, starting at line 2. The file now has 12 bytes."
-    assert (desk.folder / "a.py").read_text() == "x = 1\ny = 3\n"
-
-
-async def test_an_ambiguous_edit_names_the_lines(desk: Desk) -> None:
+async def test_an_edit_replaces_the_only_occurrence_or_names_the_lines(desk: Desk) -> None:
     await desk.call("write_file", path="a.py", content="pass\nx\npass\n\npass\n")
+    told = await desk.call("edit_file", path="a.py", old="x", new="yz")
+    assert told == "Replaced 1 occurrence in “a.py”, starting at line 2. The file now has 19 bytes."
     refused = await desk.fail("edit_file", path="a.py", old="pass", new="...")
     assert "3 times, at lines 1, 3, 5" in refused
     assert "Replaced 3 occurrences" in await desk.call("edit_file", path="a.py", old="pass", new="...", all=True)
-    assert (desk.folder / "a.py").read_text() == "...\nx\n...\n\n...\n"
+    assert (desk.folder / "a.py").read_text() == "...\nyz\n...\n\n...\n"
 
 
 async def test_line_ends_and_encoding_are_kept(desk: Desk) -> None:
@@ -280,13 +270,6 @@ async def test_a_missing_text_is_answered_with_similar_lines(desk: Desk, old: st
     assert told in await desk.fail("edit_file", path="a.py", old=old, new="import os")
 
 
-async def test_a_file_that_is_too_large_to_edit_is_not_even_read(desk: Desk) -> None:
-    await desk.call("list_files")
-    with (desk.folder / "large.txt").open("wb") as file:
-        file.truncate(5_000_001)
-    assert "larger than the limit of 400,000 bytes" in await desk.fail("edit_file", path="large.txt", old="a", new="b")
-
-
 async def test_a_mismatch_in_a_huge_file_is_explained_quickly(desk: Desk) -> None:
     line = "abcdefgh " * 40
     await desk.call("write_file", path="huge.txt", content="\n".join(f"{line}{number}" for number in range(1_000)))
@@ -301,8 +284,7 @@ async def test_a_listing_shows_sizes_to_a_depth(desk: Desk) -> None:
     assert await desk.call("list_files") == "The workspace is empty."
     await desk.call("write_file", path="a/b/c/d.txt", content="x" * 1_234)
     await desk.call("write_file", path="z.txt", content="x")
-    rows = (await desk.call("list_files")).split("\n")[1:]
-    assert rows == ["a/", "a/b/", "a/b/c/", "z.txt 1"]
+    assert (await desk.call("list_files")).split("\n")[1:] == ["a/", "a/b/", "a/b/c/", "z.txt 1"]
     assert (await desk.call("list_files", path="a/b", depth=2)).endswith("\na/b/c/\na/b/c/d.txt 1,234")
     assert "is not a folder" in await desk.fail("list_files", path="z.txt")
 
@@ -380,11 +362,13 @@ def has_no_rg(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("PATH", "/nonexistent")
 
 
-SEARCHES = pytest.mark.parametrize("has_no_rg", [False, True], ids=["ripgrep", "python"], indirect=True)
+def SEARCHES(test: Test) -> Test:
+    """Run a test with ripgrep, and with Python alone."""
+    both = pytest.mark.parametrize("has_no_rg", [False, True], ids=["ripgrep", "python"], indirect=True)
+    return pytest.mark.usefixtures("has_no_rg")(both(test))
 
 
 @SEARCHES
-@pytest.mark.usefixtures("has_no_rg")
 async def test_search_finds_lines_by_expression_glob_and_case(desk: Desk) -> None:
     await desk.call("write_file", path="src/a.py", content="import os\nprint(os.sep)\n")
     await desk.call("write_file", path="src/deep/b.ts", content="// IMPORT\n")
@@ -399,19 +383,12 @@ async def test_search_finds_lines_by_expression_glob_and_case(desk: Desk) -> Non
     assert "src/a.py:2:" in await desk.call("search_files", path="src/a.py", pattern=r"sep\)")
     assert ".git/config:1:" in await desk.call("search_files", path=".git", pattern="hidden")
     assert "“gone” does not exist" in await desk.fail("search_files", path="gone", pattern="x")
-
-
-@SEARCHES
-@pytest.mark.usefixtures("has_no_rg")
-async def test_an_invalid_expression_is_explained(desk: Desk) -> None:
-    await desk.call("write_file", path="a.txt", content="x")
     told = await desk.fail("search_files", pattern="(unclosed")
     assert "the pattern is invalid" in told
     assert "literal" in told
 
 
 @SEARCHES
-@pytest.mark.usefixtures("has_no_rg")
 async def test_matches_are_bounded_and_the_rest_is_announced(desk: Desk) -> None:
     for number in range(220):
         await desk.call("write_file", path=f"f{number:03}", content="hit\n" * 30)
@@ -421,7 +398,6 @@ async def test_matches_are_bounded_and_the_rest_is_announced(desk: Desk) -> None
 
 
 @SEARCHES
-@pytest.mark.usefixtures("has_no_rg")
 async def test_a_match_in_an_endless_line_is_shown_with_its_column(desk: Desk) -> None:
     await desk.call("write_file", path="a.json", content="x" * 50_000 + "needle" + "x" * 300_000)
     text = await desk.call("search_files", pattern="needle")
@@ -451,10 +427,7 @@ async def test_an_expression_that_never_ends_is_killed(desk: Desk, monkeypatch: 
 
 
 @SEARCHES
-@pytest.mark.usefixtures("has_no_rg")
-async def test_a_file_that_needs_too_much_memory_is_skipped(
-    tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_that_is_too_large_is_skipped(tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.tools.files.search_files._SEARCH_SECONDS", 100.0)
     workspaces = WorkspaceStore(tmp_path, WorkspaceSettings(max_bytes=4 << 30, max_file_bytes=2 << 30))
     turn, tools = await chat.start("hello"), ToolRegistry([search_tool(workspaces)])
@@ -485,7 +458,6 @@ async def test_a_search_has_a_memory_limit_and_is_killed_first(desk: Desk, monke
 
 
 @SEARCHES
-@pytest.mark.usefixtures("has_no_rg")
 async def test_a_search_leaves_no_open_handle(desk: Desk) -> None:
     for number in range(150):
         await desk.call("write_file", path=f"f{number}", content="x")

@@ -106,8 +106,7 @@ def faults(schema: dict[str, Any]) -> list[str]:
 def test_schemas_of_public_servers_keep_their_arguments(one: dict[str, Any]) -> None:
     schema = one["inputSchema"]
     cleaned = clean_schema(schema)
-    assert faults(dict(cleaned)) == []
-    assert set(cleaned["properties"]) == set(schema.get("properties", {}))
+    assert (faults(dict(cleaned)), set(cleaned["properties"])) == ([], set(schema.get("properties", {})))
     assert set(cleaned.get("required", [])) == set(schema.get("required") or [])
     for name, rule in schema.get("properties", {}).items():
         if "type" in rule:
@@ -193,29 +192,11 @@ def test_defaults_of_a_server_are_described_but_not_filled_in() -> None:
     assert checked_arguments("{}", schema) == {}
 
 
-KEYS = st.sampled_from(
-    [
-        "type",
-        "properties",
-        "items",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "$ref",
-        "enum",
-        "const",
-        "required",
-        "description",
-        "default",
-        "minimum",
-        "format",
-        "pattern",
-        "$defs",
-        "additionalProperties",
-        "prefixItems",
-        "title",
-    ]
-)
+KEYWORDS = """type properties items anyOf oneOf allOf $ref enum const required description default minimum format
+    pattern $defs additionalProperties prefixItems title"""
+KEYS = st.sampled_from(KEYWORDS.split())
+
+
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from([10**40, -(2**70)]) | st.floats() | TEXTS,
@@ -235,8 +216,7 @@ def test_any_json_becomes_a_valid_schema(schema: Any) -> None:
 @given(tools=st.lists(st.text(min_size=1, max_size=90), max_size=12))
 def test_names_are_short_plain_and_unique(tools: list[str]) -> None:
     names = tool_names("a-server", tools)
-    assert set(names) == set(tools)
-    assert len(set(names.values())) == len(names)
+    assert (set(names), len(set(names.values()))) == (set(tools), len(names))
     assert all(re.fullmatch(r"a-server__[A-Za-z0-9_-]{1,54}|a-server__", name) for name in names.values())
     assert tool_names("a-server", reversed(tools)) == names
 

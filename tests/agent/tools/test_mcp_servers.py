@@ -75,6 +75,13 @@ async def becomes(registry: ServerRegistry, state: ServerState, seconds: float =
     return status
 
 
+@asynccontextmanager
+async def connected(folder: Path, script: str, **settings: object) -> AsyncIterator[ServerRegistry]:
+    async with serving(folder, script, **settings) as registry:
+        await becomes(registry, ServerState.CONNECTED)
+        yield registry
+
+
 async def ask(registry: ServerRegistry, name: str) -> object:
     return await registry.by_name[f"odd__{name}"].run({}, None)  # type: ignore[arg-type]  # no images, so no context
 
@@ -102,7 +109,6 @@ async def test_a_server_that_ends_at_once_is_restarted(tmp_path: Path) -> None:
 async def test_the_error_shows_the_last_output_of_a_program(tmp_path: Path, script: str, words: str) -> None:
     async with serving(tmp_path, script) as registry:
         status = await becomes(registry, ServerState.DOWN)
-    assert status.error is not None
     assert words in status.error
     assert "Connection closed" not in status.error
 
@@ -117,8 +123,7 @@ for reads in (True, False, True):
     say(method="notifications/tools/list_changed")
 hear()
 """
-    async with serving(tmp_path, script, trust_hints=True) as registry:
-        await becomes(registry, ServerState.CONNECTED)
+    async with connected(tmp_path, script, trust_hints=True) as registry:
         found, shapes = [registry.by_name["odd__look"].effect], []
         for _ in range(2):
             before = registry.by_name["odd__look"]
@@ -145,8 +150,7 @@ sys.stdout.write('{"result":{"content":[' + "[]," * 2_000_000 + '[]]},"jsonrpc":
 sys.stdout.flush()
 hear()
 """
-    async with serving(tmp_path, script) as registry:
-        await becomes(registry, ServerState.CONNECTED)
+    async with connected(tmp_path, script) as registry:
         for _ in range(2):
             with pytest.raises(ToolError, match="larger than the limit for a message"):
                 await ask(registry, "look")
@@ -161,8 +165,7 @@ tools("look")
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", sys.argv[1]])
 time.sleep(1000)
 """
-    async with serving(tmp_path, script) as registry:
-        await becomes(registry, ServerState.CONNECTED)
+    async with connected(tmp_path, script):
         async with asyncio.timeout(10):
             while len(processes_with(str(tmp_path))) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -186,8 +189,7 @@ while True: sys.stdout.write("{}\\n{\\nnot json\\n" * 1000)
 """
     loop, lags = asyncio.get_running_loop(), []
     before = open_pipes()
-    async with serving(tmp_path, script) as registry:
-        await becomes(registry, ServerState.CONNECTED)
+    async with connected(tmp_path, script):
         for _ in range(50):
             began = loop.time()
             await asyncio.sleep(0.01)
@@ -207,8 +209,7 @@ told = "Reads\\u202e this\\u0007."
 tools("look_far", "drop", "a tool/with: signs", description=told, annotations={"readOnlyHint": True})
 hear()
 """
-    async with serving(tmp_path, script, deny=("drop*",), effects={"look_*": "executes"}) as registry:
-        await becomes(registry, ServerState.CONNECTED)
+    async with connected(tmp_path, script, deny=("drop*",), effects={"look_*": "executes"}) as registry:
         tools = registry.by_name
         assert set(tools) == {"odd__look", "odd__look_far", "odd__a_tool_with__signs"}
         assert tools["odd__look_far"].effect is ToolEffect.EXECUTES
@@ -243,8 +244,7 @@ hear()
         async with serving(tmp_path, script) as registry:
             status = await becomes(registry, ServerState.CONNECTED, 40)
             assert tracemalloc.get_traced_memory()[1] < 80 << 20  # all at once would use 280 MB
-            assert len(status.tools) == 40
-            assert len(status.catalog.resources) == 20
+            assert (len(status.tools), len(status.catalog.resources)) == (40, 20)
     finally:
         tracemalloc.stop()
 
@@ -261,8 +261,7 @@ for number, method in enumerate(("sampling/createMessage", "roots/list", "elicit
 say(id=asked["id"], result={"content": [{"type": "text", "text": repr(answers)}]})
 hear()
 """
-    async with serving(tmp_path, script) as registry:
-        await becomes(registry, ServerState.CONNECTED)
+    async with connected(tmp_path, script) as registry:
         assert await ask(registry, "look") == "[True, True, True, True]"
 
 
@@ -277,8 +276,7 @@ asked = hear()
 say(id=asked["id"], error={"code": -1, "message": "out\\u0007 of order"})
 hear()
 """
-    async with serving(tmp_path, script, seconds=1) as registry:
-        await becomes(registry, ServerState.CONNECTED)
+    async with connected(tmp_path, script, seconds=1) as registry:
         with pytest.raises(ToolError, match="does not follow the protocol"):
             await ask(registry, "look")
         for result in ('{"content": "text"}', '{"content": [{"type": "hologram"}]}'):
@@ -331,7 +329,6 @@ async def test_redirects_to_other_hosts_and_compressed_answers_are_refused(tmp_p
         ):
             async with serving(tmp_path, "", url=f"{url}/mcp", headers={"X-Key": "secret-1"}) as registry:
                 status = await becomes(registry, ServerState.DOWN)
-                assert status.error is not None
                 assert reason in status.error
     assert reached == []
 
@@ -366,8 +363,7 @@ async def test_a_hanging_call_is_cancelled_and_does_not_delay_the_end(tmp_path: 
     app.router.add_route("*", "/mcp", answer)
     async with Server(app) as here:
         try:
-            async with serving(tmp_path, "", url=f"{here.url}/mcp") as registry:
-                await becomes(registry, ServerState.CONNECTED)
+            async with connected(tmp_path, "", url=f"{here.url}/mcp") as registry:
                 call = asyncio.create_task(ask(registry, "hang"))  # type: ignore[arg-type]
                 await called.wait()
                 call.cancel()
@@ -385,12 +381,9 @@ def test_pauses_between_attempts_grow_to_five_minutes() -> None:
     assert isinstance(RETRIES, Backoff)
 
 
-def test_a_server_does_not_inherit_secrets() -> None:
+def test_a_server_does_not_inherit_secrets_and_its_own_are_redacted() -> None:
     own = {"PATH": "/bin", "HOME": "/root", "OPENAI_API_KEY": "k", "HERMES_HOME": "/h", "CREDENTIALS_DIRECTORY": "/c"}
     assert server_environ(own, {"KEY": "v", "PATH": "/opt"}) == {"PATH": "/opt", "HOME": "/root", "KEY": "v"}
-
-
-def test_secrets_of_a_server_are_redacted() -> None:
     settings = ServerSettings(name="a", command="b", env={"K": "secret-1"}, headers={"H": "secret-2"})
     assert "secret" not in repr(settings)
 
@@ -419,8 +412,7 @@ def test_both_ends_of_a_too_large_line_are_kept(line: bytes, size: int, number: 
     assert len(kept) <= 512
     assert whole.startswith(kept[:250])
     assert whole.endswith(kept[-200:])
-    assert find_id(kept) == number
-    assert list(reader.feed(b"next\n")) == [(b"next", True)]
+    assert (find_id(kept), list(reader.feed(b"next\n"))) == (number, [(b"next", True)])
 
 
 def test_many_small_values_weigh_more_than_their_text() -> None:
@@ -451,9 +443,7 @@ def test_results_are_converted_to_text() -> None:
 
 
 @pytest.mark.parametrize(("sees_images", "shown"), [(True, 4), (False, 0)])
-async def test_images_that_cannot_be_shown_are_counted(
-    chat: Chat, tmp_path: Path, sees_images: bool, shown: int
-) -> None:
+async def test_images_that_are_not_shown_are_counted(chat: Chat, tmp_path: Path, sees_images: bool, shown: int) -> None:
     def image(data: bytes, mime: str = "image/png") -> dict[str, Any]:
         return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": mime}
 
@@ -485,7 +475,6 @@ async def test_without_the_sdk_the_error_names_the_command(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "mcp", None)  # as if the SDK were not installed
     async with serving(tmp_path, "begin()") as registry:
         status = await becomes(registry, ServerState.DOWN)
-    assert status.error is not None
     assert "`make mcp`" in status.error
     assert not processes_with(str(tmp_path))
 
@@ -500,8 +489,7 @@ while True:
         print('{"jsonrpc":"2.0","id":%d,"method":"ping"}' % (number + 1_000_000))
     sys.stdout.flush()
 """
-    async with serving(tmp_path, asks) as registry:
-        await becomes(registry, ServerState.CONNECTED)
+    async with connected(tmp_path, asks):
         most = 0
         for _ in range(200):
             await asyncio.sleep(0.01)

@@ -183,9 +183,7 @@ async def test_a_forbidden_tool_is_neither_listed_nor_run(chat: Chat) -> None:
             made.offers.resolve(ToolCall(id="c", name=name, arguments=arguments), context)
 
 
-async def test_a_refused_call_through_more_tools_is_answered_under_its_own_name(
-    chat: Chat,
-) -> None:
+async def test_a_refused_call_through_more_tools_is_answered_under_its_own_name(chat: Chat) -> None:
     class Denying(OpenAccess):
         def policy(self, effect: ToolEffect, chat: ChatKey) -> Policy:
             return Policy.DENY
@@ -205,5 +203,4 @@ async def test_a_refused_call_through_more_tools_is_answered_under_its_own_name(
     await runner.run(turn, message, [call], ToolContext.of(turn, chat.store))
     row = (await chat.said(turn))[-1]
     assert (row.tool_name, row.tool_call_id) == (MORE_TOOLS, "c")
-    assert row.text is not None
     assert "does not allow" in row.text

@@ -35,9 +35,7 @@ def install(folder: Path, package: str, code: str, **entries: str) -> None:
     (info / "entry_points.txt").write_text(f"[hermes_gateway.tools]\n{lines}\n")
 
 
-async def test_a_broken_plugin_does_not_affect_other_plugins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat: Chat
-) -> None:
+async def test_a_broken_plugin_affects_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat: Chat) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     install(tmp_path, "plugin_weather", WEATHER, weather="plugin_weather:weather")
     install(tmp_path, "plugin_broken", "raise RuntimeError('out of order')", broken="plugin_broken:tool")

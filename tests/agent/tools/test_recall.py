@@ -3,20 +3,19 @@
 from dataclasses import replace
 from typing import Any
 
-import orjson
 import pytest
 
 from agent.tools.recall import recall_tools
-from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
+from agent.tools.registry import ToolContext, ToolRegistry, ToolReply
 from agent.turn import Answer
 from hermes_state import sessions
 from hermes_state.compressions import CompressionRow, SplitPlan, split
-from hermes_state.errors import ToolError
 from hermes_state.tool_runs import ToolRunState
 from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, ToolCall
 from tests.agent.conftest import Chat
+from tests.agent.tools import calls
 from tests.hermes_state.rows import CALL
 
 TOOLS = ToolRegistry(recall_tools())
@@ -24,12 +23,7 @@ NOTED = Answer(text="Noted.", call=CALL, reported_prompt_tokens=None)
 
 
 async def call(chat: Chat, turn: RunningTurn, name: str, /, **arguments: Any) -> ToolReply:
-    asked = ToolCall(id="c", name=name, arguments=orjson.dumps(arguments).decode())
-    context = ToolContext.of(turn, chat.store)
-    try:
-        return await TOOLS.run(asked, TOOLS.check(asked), context)
-    except ToolError as error:
-        return failed(str(error))
+    return await calls.call(TOOLS, chat, turn, name, **arguments)
 
 
 async def told(chat: Chat, text: str) -> RunningTurn:
@@ -59,19 +53,15 @@ async def test_results_are_marked_as_history_and_cannot_close_the_block(chat: Ch
 
 
 async def test_other_chats_and_older_conversations_are_not_accessible(chat: Chat) -> None:
-    await chat.start("the code word is xylophone")
+    first = await chat.start("the code word is xylophone")
     other = Chat(chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
     elsewhere = await other.start("hello")
     assert (await call(other, elsewhere, "history_open", id="m1")).state is ToolRunState.FAILED
     assert "Nothing in this conversation" in (await call(other, elsewhere, "history_search", query="xylophone")).text
-
-
-async def test_messages_before_new_are_not_accessible(chat: Chat) -> None:
-    first = await chat.start("the code word is xylophone")
     fresh = await chat.store.write(sessions.reset, first.chat_id, chat.clock.now())
     context = replace(ToolContext.of(first, chat.store), lineage_id=fresh.lineage_id)
     asked = ToolCall(id="c", name="history_open", arguments='{"id": "m1"}')
-    assert (await TOOLS.run(asked, TOOLS.check(asked), context)).state is ToolRunState.FAILED
+    assert (await TOOLS.run(asked, TOOLS.check(asked), context)).state is ToolRunState.FAILED, "after /new"
 
 
 async def test_a_row_before_a_compression_can_be_opened(chat: Chat) -> None:

@@ -65,8 +65,7 @@ async def test_a_gigabyte_of_output_uses_little_memory(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 8_000_000
-    assert report.splitlines()[1] == "first"
-    assert report.splitlines()[-1] == "last"
+    assert (report.splitlines()[1], report.splitlines()[-1]) == ("first", "last")
     assert "bytes left out …]" in report
     assert len(report) < 21_000
 
@@ -146,8 +145,7 @@ async def test_limits_apply_without_a_sandbox(tmp_path: Path) -> None:
     assert report.endswith(f"{tmp_path}\n")
     assert "longer than 1 s" in report
     assert await all_gone("sleep\x00294")
-    left = await run("sleep 293 & echo done", tmp_path, unsafe=True)
-    assert left.endswith("done\n")
+    assert (await run("sleep 293 & echo done", tmp_path, unsafe=True)).endswith("done\n")
     assert await all_gone("sleep\x00293")
 
 
@@ -182,8 +180,7 @@ def test_beginning_and_end_of_a_long_output_are_kept(pieces: list[bytes], text: 
     reader = OutputReader(10)
     for piece in pieces:
         reader.add(piece)
-    assert reader.take() == text
-    assert reader.take() == ""
+    assert (reader.take(), reader.take()) == (text, "")
 
 
 def test_endless_escape_sequences_are_parsed_quickly() -> None:

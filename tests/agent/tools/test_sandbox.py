@@ -217,7 +217,6 @@ def test_without_bubblewrap_the_error_names_the_package(tmp_path: Path, monkeypa
     probe_sandbox.cache_clear()
     try:
         fault = terminal_fault(TerminalSettings(enabled=True))
-        assert fault is not None
         assert "apt install bubblewrap" in fault
         with pytest.raises(ToolError, match="apt install bubblewrap"):
             command_words("true", tmp_path, TerminalSettings(enabled=True))

@@ -119,9 +119,13 @@ async def test_errors_explain_invalid_calls(arguments: dict[str, Any], reason: s
     assert reason in reply.text
 
 
-async def test_a_disabled_terminal_is_not_offered(terminal: Terminal) -> None:
+async def test_settings_disable_the_terminal_and_widen_its_approvals(terminal: Terminal) -> None:
+    [tool] = terminal.tools.by_name.values()
+    assert tool.shape(Command(command="cat notes")) == "cat …"
+    terminal.settings = TerminalSettings(enabled=True, unsafe=True)
+    assert tool.shape(Command(command="cat notes")) == "cat notes", "without a sandbox, only the exact command"
     terminal.settings = TerminalSettings(enabled=False)
-    assert terminal.tools.by_name["terminal"].why_unavailable() == "the terminal is off (terminal.enabled)"
+    assert tool.why_unavailable() == "the terminal is off (terminal.enabled)"
     assert "there is no tool named 'terminal'" in (await terminal(command="true")).text
 
 
@@ -149,32 +153,18 @@ async def test_the_end_of_an_unpolled_background_command_is_announced(terminal: 
 
 async def test_a_background_command_is_killed_with_its_children(terminal: Terminal) -> None:
     command_id = await terminal.begin("trap '' TERM; setsid sleep 292 & sleep 292")
-    reply = await terminal(action="kill", id=command_id)
-    assert reply.text.startswith("[stopped: as requested; ")
+    assert (await terminal(action="kill", id=command_id)).text.startswith("[stopped: as requested; ")
     assert await all_gone("sleep\x00292")
     assert terminal.ended == []
 
 
 async def test_background_commands_of_a_chat_are_limited(terminal: Terminal) -> None:
     terminal.settings = TerminalSettings(enabled=True, max_background=2)
-    for _ in range(2):
-        await terminal.begin("sleep 100")
-    refused = await terminal(command="sleep 100", background=True)
-    assert "2 background commands" in refused.text
-
-
-async def test_background_commands_that_start_in_parallel_are_counted(terminal: Terminal) -> None:
-    terminal.settings = TerminalSettings(enabled=True, max_background=2)
     replies = await asyncio.gather(*(terminal(command="sleep 287", background=True) for _ in range(5)))
     assert sorted(reply.state for reply in replies) == [ToolRunState.DONE] * 2 + [ToolRunState.FAILED] * 3
+    refused = await terminal(command="sleep 100", background=True)
+    assert "2 background commands" in refused.text
     await terminal.background.stop("the test")
-
-
-async def test_without_a_sandbox_approvals_cover_only_the_exact_command(terminal: Terminal) -> None:
-    [tool] = terminal.tools.by_name.values()
-    assert tool.shape(Command(command="cat notes")) == "cat …"
-    terminal.settings = TerminalSettings(enabled=True, unsafe=True)
-    assert tool.shape(Command(command="cat notes")) == "cat notes"
 
 
 async def test_background_commands_of_another_chat_are_not_accessible(terminal: Terminal) -> None:

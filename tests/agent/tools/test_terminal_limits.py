@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -142,17 +143,12 @@ def attacked(attack: str, folder: Path, user: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("user", ["root", "nobody"])
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, and control groups are root's")
+@pytest.mark.parametrize(
+    ("name", "user"), [*product(ATTACKS, ("root", "nobody")), *((name, "root") for name in FOR_THE_KERNEL)]
+)
 def test_memory_that_no_process_owns_counts(name: str, user: str, folder: Path) -> None:
-    assert attacked(ATTACKS[name], folder, user).startswith("[stopped: it used more than 128 MB of memory;")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="control groups are root's")
-@pytest.mark.parametrize("name", FOR_THE_KERNEL)
-def test_a_control_group_counts_all_memory(name: str, folder: Path) -> None:
-    report = attacked(FOR_THE_KERNEL[name], folder, "root")
+    report = attacked((ATTACKS | FOR_THE_KERNEL)[name], folder, user)
     assert report.startswith("[stopped: it used more than 128 MB of memory;")
 
 
@@ -218,9 +214,7 @@ def small_group() -> Iterator[list[Path]]:
     ],
     ids=["processes", "memory"],
 )
-def test_a_greedy_chat_does_not_block_other_chats(
-    greedy: str, user: str, folder: Path, small_group: list[Path]
-) -> None:
+def test_a_greedy_chat_does_not_block_others(greedy: str, user: str, folder: Path, small_group: list[Path]) -> None:
     join = " && ".join(f"echo $$ > {group}/cgroup.procs" for group in small_group)
     words = ("sh", "-c", f'{join} && exec "$@"', "join", sys.executable, "-c", SEVERAL_CHATS, str(folder), greedy, user)
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)

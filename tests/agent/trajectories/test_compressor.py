@@ -7,13 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from agent.tokens import estimated_text_tokens
-from agent.trajectories import (
-    TrajectoryCompressor,
-    TrajectoryMetrics,
-    TrajectorySettings,
-    Turn,
-    deterministic_text,
-)
+from agent.trajectories import TrajectoryCompressor, TrajectoryMetrics, TrajectorySettings, Turn, deterministic_text
 from agent.trajectories.compressor import NOTICE, SUMMARY_MARK
 from agent.trajectories.summary import shortened_turns
 from hermes_state.errors import ModelUnavailable
@@ -57,8 +51,7 @@ def test_the_summary_replaces_the_middle_and_the_rest_stays() -> None:
     assert start == 4, "system, and the first human, gpt and tool turn"
     assert kept[1:start] == turns[1:start]
     assert kept[start] == {"from": "human", "value": f"{SUMMARY_MARK}\n{end - start} turns about boats."}
-    assert kept[start + 1 :] == turns[end:]
-    assert kept[0]["value"] == f"{turns[0]['value']}\n\n{NOTICE}"
+    assert (kept[start + 1 :], kept[0]["value"]) == (turns[end:], f"{turns[0]['value']}\n\n{NOTICE}")
 
 
 def test_the_metrics_match_the_result() -> None:
@@ -108,7 +101,6 @@ def test_a_failed_summary_leaves_the_conversation_unchanged_and_is_counted() -> 
     assert kept == turns
     assert (metrics.summary_calls, metrics.summary_errors, metrics.was_compressed) == (1, 1, False)
     assert metrics.still_over_limit
-    assert metrics.error is not None
     assert KEY not in metrics.error
 
 

@@ -2,6 +2,7 @@
 
 from itertools import chain
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,9 +74,7 @@ def test_the_selection_follows_the_rules(turns: list[tuple[TurnRole, int]], want
 
 @settings(max_examples=1_000)
 @given(turns=turns_of_any_kind, wanted=any_settings)
-def test_head_and_tail_stay_and_results_keep_their_calls(
-    turns: list[tuple[TurnRole, int]], wanted: TrajectorySettings
-) -> None:
+def test_ends_stay_and_results_keep_their_calls(turns: list[tuple[TurnRole, int]], wanted: TrajectorySettings) -> None:
     roles = [role for role, _ in turns]
     start, end = selected(turns, wanted)
     assert 0 <= start <= end <= max(0, len(turns) - wanted.protect_last)
@@ -86,31 +85,25 @@ def test_head_and_tail_stay_and_results_keep_their_calls(
             assert start > 0
 
 
-def test_the_first_exchange_stays_and_only_the_needed_turns_are_removed() -> None:
-    turns = [(SYSTEM, 10), (HUMAN, 10), (GPT, 10), (TOOL, 10), *[(HUMAN, 10), (GPT, 10)] * 10]
-    wanted = TrajectorySettings(target_max_tokens=200, summary_target_tokens=15, protect_last=4)
-    assert selected(turns, wanted) == (4, 10)  # 240 - 200 + 15 = 55 tokens: six turns
+H, G, T = (HUMAN, 10), (GPT, 10), (TOOL, 10)
+SELECTIONS = {
+    # 240 - 200 + 15 = 55 tokens: six turns
+    "the first exchange stays, and only needed turns go": ([(SYSTEM, 10), H, G, T, *[H, G] * 10], 200, 15, 4, (4, 10)),
+    "the whole middle goes if needed": ([(SYSTEM, 90), H, G, *[H, G] * 3], 20, 15, 2, (3, 7)),
+    "the first tool turn stays with all results": ([H, G, G, T, T, T, G, H, G], 80, 5, 2, (6, 7)),
+    "the first turn of a late tool goes": (
+        [H, G, *[(HUMAN, 50), (GPT, 50)] * 5, G, T, H, G],
+        400,
+        50,
+        2,
+        (2, 7),
+    ),
+    "the tail includes the call of its first result": ([H, G, H, G, G, T, T, G], 10, 5, 2, (2, 4)),
+}
 
 
-def test_the_whole_middle_is_removed_if_needed() -> None:
-    turns = [(SYSTEM, 90), (HUMAN, 10), (GPT, 10), *[(HUMAN, 10), (GPT, 10)] * 3]
-    wanted = TrajectorySettings(target_max_tokens=20, summary_target_tokens=15, protect_last=2)
-    assert selected(turns, wanted) == (3, 7)
-
-
-def test_a_call_is_removed_with_all_its_results() -> None:
-    turns = [(HUMAN, 10), (GPT, 10), (GPT, 10), (TOOL, 10), (TOOL, 10), (TOOL, 10), (GPT, 10), (HUMAN, 10), (GPT, 10)]
-    wanted = TrajectorySettings(target_max_tokens=80, summary_target_tokens=5, protect_last=2)
-    assert selected(turns, wanted) == (6, 7), "the first tool turn stays with all results of its call"
-
-
-def test_the_first_turn_of_a_late_tool_is_not_kept() -> None:
-    turns = [(HUMAN, 10), (GPT, 10), *[(HUMAN, 50), (GPT, 50)] * 5, (GPT, 10), (TOOL, 10), (HUMAN, 10), (GPT, 10)]
-    wanted = TrajectorySettings(target_max_tokens=400, summary_target_tokens=50, protect_last=2)
-    assert selected(turns, wanted)[0] == 2
-
-
-def test_the_tail_includes_the_call_of_its_first_result() -> None:
-    turns = [(HUMAN, 10), (GPT, 10), (HUMAN, 10), (GPT, 10), (GPT, 10), (TOOL, 10), (TOOL, 10), (GPT, 10)]
-    wanted = TrajectorySettings(target_max_tokens=10, summary_target_tokens=5, protect_last=2)
-    assert selected(turns, wanted) == (2, 4)
+@pytest.mark.parametrize("case", SELECTIONS)
+def test_the_turns_of_an_example_are_selected(case: str) -> None:
+    turns, target, summary, protected, expected = SELECTIONS[case]
+    wanted = TrajectorySettings(target_max_tokens=target, summary_target_tokens=summary, protect_last=protected)
+    assert selected(turns, wanted) == expected

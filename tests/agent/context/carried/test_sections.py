@@ -13,7 +13,7 @@ from agent.context.job import Compressed, PreparedCompression
 from agent.context.limits import LimitSettings, limits_of
 from agent.context.state import ContextState
 from agent.handoff import parse_handoff
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.base import ChatModel
 from agent.turn import Answer
 from hermes_state.models.profiles import Calibration
 from hermes_state.redaction import redact
@@ -57,15 +57,11 @@ async def compress(chat: Chat, agent: SingleModelAgent) -> None:
 
 async def record(chat: Chat, lineage_id: LineageId) -> tuple[str | None, Carried]:
     (row,) = [row for row in (await look(chat, lineage_id)).view if row.origin is Origin.SUMMARY]
-    handoff = handoff_in(row)
-    assert handoff is not None
-    return parted(handoff.text)
+    return parted(handoff_in(row).text)
 
 
 @pytest.mark.parametrize("has_model", [True, False])
-async def test_twelve_rules_are_verbatim_after_ten_compressions(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM, has_model: bool
-) -> None:
+async def test_twelve_rules_survive_ten_compressions(chat: Chat, small: ChatModel, llm: LLM, has_model: bool) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("one who forgets")}])
     agent = agent_of(chat, small, routes=None if has_model else [])
     await talk(chat, [f"Hello {n}. {WORDS}" for n in range(3)])  # the kept beginning
@@ -76,13 +72,10 @@ async def test_twelve_rules_are_verbatim_after_ten_compressions(
         await compress(chat, agent)
     text, carried = await record(chat, lineage_id)
     assert sorted(rule.text for rule in carried.rules) == sorted(RULES)
-    assert text is not None
     assert "Standing rules" not in text
 
 
-async def test_the_summary_model_does_not_see_carried_sections(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_the_summary_model_does_not_see_carried_sections(chat: Chat, medium: ChatModel, llm: LLM) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     agent = agent_of(chat, medium, context_length=32_768)
     await talk(chat, [f"Hello {n}. {WORDS}" for n in range(3)])
@@ -96,9 +89,7 @@ async def test_the_summary_model_does_not_see_carried_sections(
     assert RULES[0] not in shown
 
 
-async def test_undo_restores_a_record_without_later_additions(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_undo_restores_a_record_without_later_additions(chat: Chat, medium: ChatModel, llm: LLM) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     agent = agent_of(chat, medium, context_length=32_768)
     await talk(chat, [f"Hello {n}. {WORDS}" for n in range(3)])
@@ -119,9 +110,7 @@ async def test_undo_restores_a_record_without_later_additions(
     assert [rule.text for rule in parted(parse_handoff(row.text or "").text)[1].rules] == list(RULES[:2])
 
 
-async def test_a_fact_from_an_argument_is_in_the_next_prompt(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_a_fact_from_an_argument_is_in_the_next_prompt(chat: Chat, medium: ChatModel, llm: LLM) -> None:
     """JSON escapes some letters, but facts quote the letters themselves."""
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("one who forgets")}])
     agent = agent_of(chat, medium, context_length=32_768)

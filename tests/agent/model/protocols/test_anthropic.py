@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent.model.base import Endpoint, FinishReason, ModelLimits
+from agent.model.base import FinishReason, ModelLimits
 from agent.model.protocols.anthropic import AnthropicModel
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import (
@@ -25,26 +25,18 @@ from hermes_state.errors import (
 )
 from hermes_state.values import CanonicalUsage, MessageBody, ToolCall
 from tests.agent.context.rows import answer, human, result
-from tests.agent.model.asking import TOOL, ask, request, script
-from tests.fakes import labkit
+from tests.agent.model.asking import TOOL, ask, dialling, request, script
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 
 Dial = Callable[..., AnthropicModel]
 
 
 @pytest.fixture
-async def dial(server: labkit.Server) -> AsyncIterator[Dial]:
+async def dial(server: Server) -> AsyncIterator[Dial]:
     """Factory for models on the fake server with custom settings."""
-    made: list[AnthropicModel] = []
-
-    def make(**changes: Any) -> AnthropicModel:
-        values = {"model": "claude-lab-128k", "api_key": "lab-key", "base_url": server.url, "read_seconds": 20.0}
-        made.append(AnthropicModel(Endpoint(**(values | changes))))
-        return made[-1]
-
-    yield make
-    for model in made:
-        await model.close()
+    async with dialling(AnthropicModel, server.url, "claude-lab-128k") as make:
+        yield make
 
 
 @pytest.fixture(params=[True, False], ids=["streamed", "whole"])
@@ -76,67 +68,46 @@ async def test_a_call_without_arguments_has_an_empty_object(model: AnthropicMode
         ("pause_turn", FinishReason.LENGTH),
     ],
 )
-async def test_the_stop_reason_is_translated(
-    model: AnthropicModel, llm: LLM, reason: str, finish: FinishReason
-) -> None:
+async def test_stop_reasons_are_translated(model: AnthropicModel, llm: LLM, reason: str, finish: FinishReason) -> None:
     script(llm, text="as far as it got", finish=reason)
     reply, _ = await ask(model)
     assert (reply.text, reply.finish) == ("as far as it got", finish)
 
 
-async def test_a_refusal_is_an_error(model: AnthropicModel, llm: LLM) -> None:
-    script(llm, text="I beg", finish="refusal")
-    with pytest.raises(ContentRejected):
-        await ask(model)
-
-
-async def test_a_prompt_that_fills_the_window_is_an_overflow(model: AnthropicModel, llm: LLM) -> None:
-    script(llm, text="", finish="model_context_window_exceeded")
-    with pytest.raises(ContextOverflow):
+@pytest.mark.parametrize(
+    ("said", "finish", "kind"),
+    [("I beg", "refusal", ContentRejected), ("", "model_context_window_exceeded", ContextOverflow)],
+)
+async def test_a_refusal_and_a_full_window_are_errors(
+    model: AnthropicModel, llm: LLM, said: str, finish: str, kind: type[ModelError]
+) -> None:
+    script(llm, text=said, finish=finish)
+    with pytest.raises(kind):
         await ask(model)
 
 
 # --- failures
 
 
+def failure(status: int, kind: str, message: str = "", **more: Any) -> dict[str, Any]:
+    body = {"type": "error", "error": {"type": kind, "message": message, **more}}
+    return {"error": {"status": status, "body": body}}
+
+
+SPENT = {"details": {"error_code": "enforced_spend_limit_reached"}}
+POOR = "Your credit balance is too low to access the Anthropic API."
+
+
 @pytest.mark.parametrize(
     ("reply", "kind"),
     [
         ({"error": {"kind": "429", "retry_after": 3}}, ModelRateLimited),
-        ({"error": {"status": 404, "body": {"type": "error", "error": {"type": "not_found_error"}}}}, ModelNotFound),
-        ({"error": {"status": 402, "body": {"type": "error", "error": {"type": "billing_error"}}}}, QuotaExceeded),
-        (
-            {
-                "error": {
-                    "status": 400,
-                    "body": {
-                        "type": "error",
-                        "error": {
-                            "type": "invalid_request_error",
-                            "message": "Your credit balance is too low to access the Anthropic API.",
-                        },
-                    },
-                }
-            },
-            QuotaExceeded,
-        ),
-        (
-            {
-                "error": {
-                    "status": 429,
-                    "body": {
-                        "type": "error",
-                        "error": {
-                            "type": "rate_limit_error",
-                            "message": "No more this month.",
-                            "details": {"error_code": "enforced_spend_limit_reached"},
-                        },
-                    },
-                }
-            },
-            QuotaExceeded,
-        ),
+        (failure(404, "not_found_error"), ModelNotFound),
+        (failure(402, "billing_error"), QuotaExceeded),
+        (failure(400, "invalid_request_error", POOR), QuotaExceeded),
+        (failure(429, "rate_limit_error", "No more this month.", **SPENT), QuotaExceeded),
     ],
+    ids=lambda value: str(value)[:60],
 )
 async def test_failures_have_the_right_kind_for_their_remedy(
     dial: Dial, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
@@ -145,9 +116,7 @@ async def test_failures_have_the_right_kind_for_their_remedy(
     with pytest.raises(ModelError) as raised:
         await ask(dial())
     assert type(raised.value) is kind
-    if kind is ModelRateLimited:
-        assert isinstance(raised.value, ModelRateLimited)
-        assert raised.value.retry_after == 3
+    assert kind is not ModelRateLimited or raised.value.retry_after == 3
     assert len(llm.requests.rows) == 1, "only the client retries calls"
 
 
@@ -168,7 +137,7 @@ async def test_only_the_configured_credential_is_used(dial: Dial, llm: LLM, monk
 
 
 @pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/"])
-async def test_an_address_may_end_in_the_version(dial: Dial, server: labkit.Server, tail: str) -> None:
+async def test_an_address_may_end_in_the_version(dial: Dial, server: Server, tail: str) -> None:
     assert (await ask(dial(base_url=f"{server.url}{tail}")))[0].text == "echo: [2026-01-01 00:00] hello"
 
 
@@ -190,20 +159,26 @@ async def test_the_request_is_legal_and_complete(model: AnthropicModel, llm: LLM
 async def test_tools_stay_listed_when_an_answer_is_forced(model: AnthropicModel, llm: LLM) -> None:
     await ask(model, request(tools=(TOOL,), may_call_tools=False))
     body = llm.requests.rows[-1]["body"]
-    assert body["tool_choice"] == {"type": "none"}
-    assert [tool["name"] for tool in body["tools"]] == ["look"]
+    assert (body["tool_choice"], [tool["name"] for tool in body["tools"]]) == ({"type": "none"}, ["look"])
+
+
+def asked_for(llm: LLM) -> list[int]:
+    return [row["body"]["max_tokens"] for row in llm.requests.rows]
 
 
 async def test_a_request_without_limit_uses_the_models_maximum(dial: Dial, llm: LLM) -> None:
     await ask(dial(default_max_tokens=4_000), request(max_output_tokens=None))
-    assert llm.requests.rows[-1]["body"]["max_tokens"] == 4_000
+    assert asked_for(llm) == [4_000]
 
 
-async def test_a_request_without_limit_uses_the_learned_maximum(dial: Dial, llm: LLM) -> None:
+@pytest.mark.parametrize("is_stated", [False, True], ids=["learned", "stated by the provider"])
+async def test_a_request_without_limit_uses_the_known_maximum(dial: Dial, llm: LLM, is_stated: bool) -> None:
     llm.models["claude-small"] = {"context": 50_000, "max_output": 2_000, "style": "openai"}
     model = dial(model="claude-small")
+    if is_stated:
+        assert (await model.fetch_limits()).max_output_tokens == 2_000
     assert (await ask(model, request(max_output_tokens=None)))[0].text
-    assert [row["body"]["max_tokens"] for row in llm.requests.rows] == [32_000, 2_000]
+    assert asked_for(llm) == ([2_000] if is_stated else [32_000, 2_000])
     with pytest.raises(OutputCapExceeded) as raised:
         await ask(model, request(max_output_tokens=3_000))
     assert raised.value.cap == 2_000
@@ -212,20 +187,9 @@ async def test_a_request_without_limit_uses_the_learned_maximum(dial: Dial, llm:
 async def test_a_request_without_limit_uses_the_room_that_the_prompt_leaves(dial: Dial, llm: LLM) -> None:
     llm.models["claude-tiny"] = {"context": 3_000, "max_output": 2_500, "style": "openai"}
     assert (await ask(dial(model="claude-tiny"), request("word " * 1_000, max_output_tokens=None)))[0].text
-    wanted = [row["body"]["max_tokens"] for row in llm.requests.rows]
-    assert wanted[:2] == [32_000, 2_500]
-    assert len(wanted) == 3
+    wanted = asked_for(llm)
+    assert (wanted[:2], len(wanted)) == ([32_000, 2_500], 3)
     assert 1_500 < wanted[2] < 1_750
-
-
-async def test_a_request_without_limit_respects_the_providers_limit(dial: Dial, llm: LLM) -> None:
-    llm.models["claude-small"] = {"context": 50_000, "max_output": 2_000, "style": "openai"}
-    model = dial(model="claude-small")
-    limits = await model.fetch_limits()
-    assert limits is not None
-    assert limits.max_output_tokens == 2_000
-    assert (await ask(model, request(max_output_tokens=None)))[0].text
-    assert [row["body"]["max_tokens"] for row in llm.requests.rows] == [2_000]
 
 
 # --- events that the fake server does not send
@@ -302,7 +266,7 @@ def text(words: str) -> dict[str, Any]:
 @pytest.fixture
 async def playback() -> AsyncIterator[Playback]:
     played = Playback()
-    running = await labkit.Server(played.app).start()
+    running = await Server(played.app).start()
     played.url = running.url
     yield played
     await running.stop()
@@ -319,17 +283,14 @@ async def test_reasoning_is_sent_back_before_the_calls(player: AnthropicModel, p
     playback.answers += [stream(text("Done."))] * 3
     asked = request(tools=(TOOL,))
     reply, shown = await ask(player, asked)
-    assert shown == ["Wait."]
-    assert reply.reasoning is not None
-    assert reply.reasoning.made_by == "anthropic:claude-lab-128k"
+    assert (shown, reply.reasoning.made_by) == (["Wait."], "anthropic:claude-lab-128k")
 
     step = answer(reply.text, body=MessageBody(calls=reply.calls, reasoning=reply.reasoning))
     rows = (*asked.transcript, step, result("t1"))
     await ask(player, request(transcript=rows, tools=(TOOL,)))
     thought = [{"type": "thinking", "thinking": "Hm.", "signature": "sig1"}, secret]
     blocks = playback.bodies[-1]["messages"][1]["content"]
-    assert blocks[:2] == thought
-    assert [block["type"] for block in blocks[2:]] == ["text", "tool_use"]
+    assert (blocks[:2], [block["type"] for block in blocks[2:]]) == (thought, ["text", "tool_use"])
 
     await ask(player, request(transcript=rows, tools=(TOOL,), may_call_tools=False))
     assert playback.bodies[-1]["messages"][1]["content"][:2] == thought, (
@@ -353,15 +314,11 @@ async def test_reasoning_of_another_model_is_not_sent(dial: Dial, playback: Play
     assert [block["type"] for block in playback.bodies[-1]["messages"][1]["content"]] == ["tool_use"]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different "
-        "conversation.",
-        "messages.1.content.0: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be "
-        "modified.",
-    ],
-)
+BOUND = "Invalid `signature` in `thinking` block. The block is bound to a different conversation."
+LATEST = "`thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified."
+
+
+@pytest.mark.parametrize("message", [f"messages.1.content.0: {why}" for why in (BOUND, LATEST)])
 async def test_refused_reasoning_is_left_out(player: AnthropicModel, playback: Playback, message: str) -> None:
     playback.answers = [stream(thinking("Hm.", "sig1"), call("t1"), stop="tool_use")]
     asked = request(tools=(TOOL,))
@@ -417,7 +374,6 @@ async def test_counts_at_the_end_win_over_those_at_the_beginning(dial: Dial, pla
     events[-2] |= {"usage": {"output_tokens": 30, "input_tokens": None, "output_tokens_details": details}}
     playback.answers = [events]
     reply, _ = await ask(dial(base_url=playback.url))
-    assert reply.usage is not None
     assert (reply.usage.input, reply.usage.cache_read, reply.usage.cache_write) == (5, 90, 7)
     assert (reply.usage.output, reply.usage.reasoning) == (30, 2)
 
@@ -517,7 +473,7 @@ async def test_the_provider_states_the_models_sizes(dial: Dial, playback: Playba
 
     app = web.Application()
     app.router.add_get("/v1/models/claude-lab-128k", tell)
-    async with labkit.Server(app) as running:
+    async with Server(app) as running:
         model = dial(base_url=running.url)
         limits = [await model.fetch_limits() for _ in range(5)]
     assert (limits[0].context_length, limits[0].max_output_tokens) == (200_000, 64_000)

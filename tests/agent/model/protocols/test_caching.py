@@ -20,8 +20,8 @@ from agent.model.wire import WireStyle
 from hermes_state.values import Message
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 from tests.fakes.llm_legality import check_anthropic
 from tests.sampling import examples
 
@@ -40,16 +40,12 @@ def marked_places(messages: Sequence[Json]) -> list[int]:
 # --- the public function
 
 
-def test_the_system_prompt_and_the_last_three_messages_are_marked() -> None:
-    chat = [said("system", "Be."), *(said(role, f"{n}") for n, role in enumerate(["user", "assistant"] * 4))]
-    marked = apply_anthropic_cache_control(chat)
+def test_the_system_prompt_and_the_last_messages_are_marked() -> None:
+    chat = [said(role, f"{n}") for n, role in enumerate(["user", "assistant"] * 4)]
+    marked = apply_anthropic_cache_control([said("system", "Be."), *chat])
     assert marked_places(marked) == [0, 6, 7, 8]
     assert marked[0] == said("system", [{"type": "text", "text": "Be.", "cache_control": MARK}])
-
-
-def test_without_a_system_prompt_four_messages_are_marked() -> None:
-    chat = [said(role, "x") for role in ["user", "assistant"] * 3]
-    assert marked_places(apply_anthropic_cache_control(chat)) == [2, 3, 4, 5]
+    assert marked_places(apply_anthropic_cache_control(chat)) == [4, 5, 6, 7]
     assert apply_anthropic_cache_control([]) == []
 
 
@@ -70,8 +66,7 @@ def test_a_message_without_content_is_marked_only_on_the_native_api(content: obj
     chat = [said("user", "x"), said("assistant", content, tool_calls=[{"id": "a"}])]
     assert apply_anthropic_cache_control(chat, native=True)[1] == {**chat[1], "cache_control": MARK}
     elsewhere = apply_anthropic_cache_control(chat)
-    assert elsewhere[1] == chat[1]
-    assert marked_places(elsewhere) == [0]
+    assert (elsewhere[1], marked_places(elsewhere)) == (chat[1], [0])
 
 
 def test_a_tool_result_is_marked_on_the_native_api_and_elsewhere_in_its_content() -> None:
@@ -104,9 +99,7 @@ def test_over_openrouter_each_step_reads_the_cache_of_the_step_before() -> None:
 
 @examples(40)
 @given(rows=histories(), native=st.booleans(), ttl=st.sampled_from(["5m", "1h"]))
-def test_only_breakpoints_are_added_and_the_input_is_unchanged(
-    rows: tuple[Message, ...], native: bool, ttl: Any
-) -> None:
+def test_only_breakpoints_are_added_and_the_input_stays(rows: tuple[Message, ...], native: bool, ttl: Any) -> None:
     chat = wire.chat_messages("Be.", rows, WireStyle(image_urls={1: "data:image/png;base64,AA=="}))
     before = copy.deepcopy(chat)
     marked = apply_anthropic_cache_control(chat, ttl, native)
@@ -168,7 +161,7 @@ def request(*rows: Message, **changes: Any) -> ModelRequest:
 
 
 @pytest.fixture
-async def claude(server: labkit.Server) -> AsyncIterator[AnthropicModel]:
+async def claude(server: Server) -> AsyncIterator[AnthropicModel]:
     model = AnthropicModel(Endpoint(model="claude-lab-200k", api_key="lab-key", base_url=server.url))
     yield model
     await model.close()
@@ -232,20 +225,13 @@ def test_bytes_before_the_breakpoints_do_not_change() -> None:
         earlier = now
 
 
-def test_chat_completions_have_no_breakpoints_by_default() -> None:
-    assert b"cache_control" not in encoded_request("anthropic/claude-sonnet-5", request(human("hi")))
-
-
-async def test_other_models_get_no_marks(server: labkit.Server, llm: LLM) -> None:
-    model = AnthropicModel(Endpoint(model="lab-200k", api_key="lab-key", base_url=server.url))
-    await model.complete(request(human("hi")), lambda _: None)
-    await model.close()
-    assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])
-
-
-async def test_a_prompt_that_is_sent_once_is_not_cached(claude: AnthropicModel, llm: LLM) -> None:
+async def test_other_models_and_single_prompts_get_no_marks(claude: AnthropicModel, server: Server, llm: LLM) -> None:
+    other = AnthropicModel(Endpoint(model="lab-200k", api_key="lab-key", base_url=server.url))
+    await other.complete(request(human("hi")), lambda _: None)
+    await other.close()
     await claude.complete(request(human("Summarise."), cache_key=""), lambda _: None)
-    assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])
+    assert "cache_control" not in json.dumps([row["body"] for row in llm.requests.rows])
+    assert b"cache_control" not in encoded_request("anthropic/claude-sonnet-5", request(human("hi")))
 
 
 @examples(40)

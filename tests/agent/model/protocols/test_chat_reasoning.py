@@ -30,7 +30,6 @@ def test_only_the_text_of_long_reasoning_is_counted() -> None:
         add({"reasoning": " word", "reasoning_details": [KIND | {"text": " word"}]})
     add({"reasoning_details": [KIND | {"signature": "c2ln"}]})
     stored = reply.stored_reasoning("")
-    assert stored is not None
     assert json.loads(stored.blocks) == [{"reasoning_details": [KIND | {"text": " word" * count, "signature": "c2ln"}]}]
     assert time.perf_counter() - began < 5, "no piece copies the earlier pieces"
 

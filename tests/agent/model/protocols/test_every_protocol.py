@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.base import FinishReason
+from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.bodies import MAX_BODY_BYTES
 from agent.model.errors import sentence_for
 from hermes_state.errors import (
@@ -23,59 +23,58 @@ from hermes_state.errors import (
 )
 from tests.agent.model.asking import TOOL, ask, request, script
 from tests.agent.model.ways import WAYS, Way
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 
 every_way = pytest.mark.parametrize("way", WAYS, ids=str)
 
 
-@every_way
-async def test_text_is_streamed_and_usage_is_reported(way: Way, server: labkit.Server, llm: LLM) -> None:
-    script(llm, text="one two three", chunk_chars=4)
+async def asked(way: Way, server: Server, wanted: ModelRequest | None = None) -> tuple[ModelReply, list[str]]:
     async with way.dialled(server.url) as model:
-        reply, shown = await ask(model)
+        return await ask(model, wanted)
+
+
+@every_way
+async def test_text_is_streamed_and_usage_is_reported(way: Way, server: Server, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4)
+    reply, shown = await asked(way, server)
     steps = ["one ", "one two ", "one two thre", "one two three"]
     assert shown == (steps if way.streams else steps[-1:])
     assert (reply.text, reply.calls, reply.finish) == ("one two three", (), FinishReason.STOP)
     [row] = llm.requests.rows
     assert (bool(row["body"].get("stream")), row["violations"]) == (way.streams, [])
-    assert reply.usage is not None
     assert (reply.usage.prompt, reply.usage.output) == (row["prompt_tokens"], row["completion_tokens"])
 
 
 @every_way
-async def test_parallel_tool_calls_are_assembled(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_parallel_tool_calls_are_assembled(way: Way, server: Server, llm: LLM) -> None:
     long = {"path": "a/very/long/path/that/takes/several/chunks.txt"}
     calls = [{"id": "x", "name": "look", "arguments": long}, {"id": "y", "name": "look", "arguments": "{}"}]
     script(llm, text="Looking.", tool_calls=calls, chunk_chars=7)
-    async with way.dialled(server.url) as model:
-        reply, shown = await ask(model, request(tools=(TOOL,)))
+    reply, shown = await asked(way, server, request(tools=(TOOL,)))
     assert shown[-1] == reply.text == "Looking."
     assert reply.finish is FinishReason.TOOL_CALLS
     assert [(call.id, json.loads(call.arguments)) for call in reply.calls] == [("x", long), ("y", {})]
 
 
 @every_way
-async def test_calls_with_equal_ids_get_unique_ids(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_calls_with_equal_ids_get_unique_ids(way: Way, server: Server, llm: LLM) -> None:
     same = {"id": "same", "name": "look", "arguments": "{}"}
     script(llm, tool_calls=[same, same])
-    async with way.dialled(server.url) as model:
-        reply, _ = await ask(model, request(tools=(TOOL,)))
+    reply, _ = await asked(way, server, request(tools=(TOOL,)))
     assert len({call.id for call in reply.calls}) == 2
 
 
 @every_way
-async def test_text_that_reached_the_output_limit_is_kept(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_text_that_reached_the_output_limit_is_kept(way: Way, server: Server, llm: LLM) -> None:
     script(llm, text="x" * 9_000)
-    async with way.dialled(server.url) as model:
-        reply, _ = await ask(model)
+    reply, _ = await asked(way, server)
     assert reply.finish is FinishReason.LENGTH
-    assert len(reply.text) == 4_000
-    assert llm.requests.rows[0]["max_tokens"] == 1_000
+    assert (len(reply.text), llm.requests.rows[0]["max_tokens"]) == (4_000, 1_000)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way.protocol != "anthropic"], ids=str)  # always reports usage
-async def test_missing_usage_is_not_a_failure(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_missing_usage_is_not_a_failure(way: Way, server: Server, llm: LLM) -> None:
     script(llm, text="ok", no_usage=True)
     async with way.dialled(server.url) as model:
         assert (await ask(model))[0].usage is None
@@ -89,9 +88,7 @@ async def test_an_unreachable_provider_is_unavailable(way: Way) -> None:
 
 
 @every_way
-async def test_an_error_quotes_neither_the_key_nor_the_providers_text(
-    way: Way, server: labkit.Server, llm: LLM
-) -> None:
+async def test_an_error_quotes_neither_the_key_nor_the_providers_text(way: Way, server: Server, llm: LLM) -> None:
     script(llm, error={"kind": "401", "message": "Incorrect API key provided: lab-key."})
     async with way.dialled(server.url) as model:
         with pytest.raises(AuthRejected) as raised:
@@ -100,9 +97,7 @@ async def test_an_error_quotes_neither_the_key_nor_the_providers_text(
 
 
 @every_way
-async def test_nothing_of_the_prompt_or_the_key_is_logged(
-    way: Way, server: labkit.Server, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_part_of_prompt_or_key_is_logged(way: Way, server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with way.dialled(server.url) as model:
         await ask(model, request("a very private matter"))
@@ -111,7 +106,7 @@ async def test_nothing_of_the_prompt_or_the_key_is_logged(
 
 
 @every_way
-async def test_any_number_of_calls_run_at_once(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_any_number_of_calls_run_at_once(way: Way, server: Server, llm: LLM) -> None:
     script(llm, hang=60)
     async with way.dialled(server.url) as model:
         asked = [asyncio.create_task(ask(model)) for _ in range(120)]  # the HTTP client's default limit is a hundred
@@ -185,7 +180,7 @@ FAILURES: dict[str, list[tuple[dict[str, Any], type[ModelError]]]] = {
     ids=lambda value: str(value)[:60],
 )
 async def test_every_failure_becomes_its_kind(
-    way: Way, server: labkit.Server, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
+    way: Way, server: Server, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
 ) -> None:
     script(llm, **reply)
     async with way.dialled(server.url) as model:

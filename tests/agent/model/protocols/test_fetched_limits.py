@@ -1,7 +1,8 @@
 """Model sizes as stated by servers, under various names."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -9,27 +10,20 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from agent.model import http
-from agent.model.base import Endpoint, ModelLimits
+from agent.model.base import ChatModel, Endpoint, ModelLimits
 from agent.model.protocols import limits
 from agent.model.protocols.anthropic import AnthropicModel
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel
 from hermes_state.errors import ModelNotFound
-from hermes_state.values import Tokens
-from tests.agent.context.contexts import dialled
-from tests.fakes import labkit
+from tests.agent.conftest import dialled
+from tests.agent.model.asking import said
 from tests.fakes.fake_llm import LLM
+from tests.fakes.labkit import Server
 
 NAME = "maker/lab-model"
 NOTHING = ModelLimits()
-
-
-def said(context: int | None = None, output: int | None = None) -> ModelLimits:
-    return ModelLimits(
-        context_length=None if context is None else Tokens(context),
-        max_output_tokens=None if output is None else Tokens(output),
-    )
 
 
 def answering(answers: Mapping[str, object]) -> tuple[Callable[[str], Any], list[str]]:
@@ -81,6 +75,9 @@ async def test_the_limits_of_the_resellers_top_provider_count() -> None:
     get, asked = answering({f"{ROUTER}/model/{NAME}": {"data": row}})
     assert await limits.fetch_model_limits(get, NAME, ROUTER) == said(128_000, 16_384)
     assert len(asked) == 1
+    get, asked = answering({})
+    assert await limits.fetch_model_limits(get, "gpt-4.1-mini", "https://api.openai.com/v1/") == NOTHING
+    assert asked == [], "OpenAI is not asked"
 
 
 async def test_the_model_list_is_fetched_only_if_needed() -> None:
@@ -96,12 +93,6 @@ async def test_the_model_list_is_fetched_only_if_needed() -> None:
 async def test_an_unknown_shape_states_no_limits(strange: object) -> None:
     get, _ = answering({ONE: strange, ALL: strange})
     assert await limits.fetch_model_limits(get, NAME, API) == NOTHING
-
-
-async def test_openai_is_not_asked() -> None:
-    get, asked = answering({})
-    assert await limits.fetch_model_limits(get, "gpt-4.1-mini", "https://api.openai.com/v1/") == NOTHING
-    assert asked == []
 
 
 @pytest.mark.parametrize(
@@ -143,10 +134,7 @@ async def test_local_servers_state_the_loaded_window(
     assert asked[-1] == address
 
 
-# ---- over the wire, by every protocol
-
-
-async def test_every_protocol_fetches_limits(server: labkit.Server) -> None:
+async def test_every_protocol_fetches_limits(server: Server) -> None:
     url = f"{server.url}/v1"
     for model in (
         ChatCompletionsModel(Endpoint(model="lab-32k", api_key="k", base_url=url)),
@@ -156,14 +144,15 @@ async def test_every_protocol_fetches_limits(server: labkit.Server) -> None:
         assert await model.fetch_limits() == said(32_768, 8_192)
         await model.close()
     assert await OfflineModel().fetch_limits() == NOTHING
+    gone = ChatCompletionsModel(Endpoint(model="m", api_key="", base_url="http://127.0.0.1:9/v1"))
+    assert await gone.fetch_limits() is None
+    await gone.close()
 
 
 @pytest.mark.parametrize(
     ("status", "expected"), [(404, NOTHING), (400, NOTHING), (401, NOTHING), (429, None), (500, None)]
 )
-async def test_a_refusal_states_no_limits_and_is_not_retried(
-    server: labkit.Server, llm: LLM, status: int, expected: ModelLimits | None
-) -> None:
+async def test_a_refusal_is_not_retried(server: Server, llm: LLM, status: int, expected: ModelLimits | None) -> None:
     llm.config["models_status"] = status
     is_final = status not in (404, 400)
     async with dialled(server, "lab-32k") as model:
@@ -173,6 +162,16 @@ async def test_a_refusal_states_no_limits_and_is_not_retried(
     assert llm.questions == (1 if is_final else 2), "the single model, and the list if that may help"
 
 
+@asynccontextmanager
+async def told_by(tell: Callable[[web.Request], Any]) -> AsyncIterator[ChatModel]:
+    """Yield a model whose server answers every question about models in this way."""
+    app = web.Application()
+    app.router.add_get("/v1/models", tell)
+    app.router.add_get("/v1/models/{name:.+}", tell)
+    async with Server(app) as running, dialled(running, "lab-32k") as model:
+        yield model
+
+
 async def test_fetching_limits_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_FETCH_SECONDS", 0.05)
 
@@ -180,9 +179,7 @@ async def test_fetching_limits_has_a_time_limit(monkeypatch: pytest.MonkeyPatch)
         await asyncio.sleep(60)
         return web.Response()
 
-    app = web.Application()
-    app.router.add_get("/v1/models/{name:.+}", hang)
-    async with labkit.Server(app) as running, dialled(running, "lab-32k") as model:
+    async with told_by(hang) as model:
         assert await model.fetch_limits() is None
 
 
@@ -191,14 +188,5 @@ async def test_a_too_long_or_invalid_body_states_no_limits(body: bytes) -> None:
     async def tell(_request: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")
 
-    app = web.Application()
-    app.router.add_get("/v1/models", tell)
-    app.router.add_get("/v1/models/{name:.+}", tell)
-    async with labkit.Server(app) as running, dialled(running, "lab-32k") as model:
+    async with told_by(tell) as model:
         assert await model.fetch_limits() == NOTHING
-
-
-async def test_an_unreachable_provider_gives_no_answer() -> None:
-    model = ChatCompletionsModel(Endpoint(model="m", api_key="", base_url="http://127.0.0.1:9/v1"))
-    assert await model.fetch_limits() is None
-    await model.close()

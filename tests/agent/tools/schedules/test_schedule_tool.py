@@ -101,9 +101,7 @@ async def test_the_approval_question_shows_time_and_text(chat: Chat) -> None:
         ({"at": "tomorrow at eight", "text": "look"}, "is not a date with a time, such as"),
     ],
 )
-async def test_an_impossible_schedule_is_refused_before_the_question(
-    chat: Chat, arguments: dict[str, Any], why: str
-) -> None:
+async def test_an_impossible_schedule_is_refused_unasked(chat: Chat, arguments: dict[str, Any], why: str) -> None:
     tools = Tools(chat, await chat.start("hello"))
     answer = await tools.call("add", **arguments)
     assert answer.startswith("refused: ")
@@ -136,14 +134,11 @@ async def test_in_a_group_only_moderators_add_and_only_they_or_the_creator_chang
 
 
 async def test_a_chat_has_its_own_schedules_up_to_a_limit(chat: Chat) -> None:
-    tools = Tools(chat, await chat.start("hello"))
+    turn = await chat.start("hello")
+    tools, nowhere = Tools(chat, turn), Tools(chat, turn, zone="")
     for _ in range(MAX_PER_CHAT):
         await tools.call("add", cron="@daily", text="look")
     assert "already has the maximum" in await tools.call("add", cron="@daily", text="look")
     other = Chat(chat.store, ChatKey(platform="telegram", account="telegram", chat_ref="43"), clock=chat.clock)
+    assert "agent.time_zone" in await nowhere.call("add", cron="@daily", text="look")
     assert "there is no schedule 1 here" in await Tools(other, await other.start("hello")).call("remove", id=1)
-
-
-async def test_a_time_zone_without_a_name_is_an_error(chat: Chat) -> None:
-    tools = Tools(chat, await chat.start("hello"), zone="")
-    assert "agent.time_zone" in await tools.call("add", cron="@daily", text="look")

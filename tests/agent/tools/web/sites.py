@@ -41,7 +41,6 @@ class Site:
         self.answers: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {}
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        assert request.transport is not None
         self.asked.append((request.transport.get_extra_info("sockname")[0], request.path_qs))
         return await self.answers[request.path](request)
 

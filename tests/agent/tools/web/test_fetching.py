@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from agent.settings import WebSettings
-from agent.tools.web.fetching import MAX_REDIRECTS, FetchResult, FetchSettings, fetch_page
+from agent.tools.web.fetching import MAX_REDIRECTS, FetchSettings, fetch_page
 from hermes_state.errors import ToolError
 from tests.agent.tools.web.sites import Names, Site, serving
 
@@ -18,44 +19,33 @@ PUBLIC, INSIDE = "127.0.0.2", "127.0.0.1"
 """Two loopback addresses: the guard of these tests allows only the first."""
 
 
-def settings(names: dict[str, str | list[str]] | None = None, **more: Any) -> FetchSettings:
+def settings(names: Mapping[str, str | list[str]] | None = None, **more: Any) -> FetchSettings:
     given = {"seconds": 10.0, **more}
-    return FetchSettings(is_public=lambda address: address == PUBLIC, resolver=Names(names), **given)
-
-
-async def fetched(url: str, given: FetchSettings) -> FetchResult:
-    return await fetch_page(url, given)
+    return FetchSettings(is_public=lambda address: address == PUBLIC, resolver=Names(dict(names or {})), **given)
 
 
 async def fault(url: str, given: FetchSettings) -> str:
     with pytest.raises(ToolError) as raised:
-        await fetched(url, given)
+        await fetch_page(url, given)
     return str(raised.value)
 
 
-async def test_dns_rebinding_between_lookups_is_refused(site: Site) -> None:
+async def test_dns_rebinding_is_refused(site: Site) -> None:
     site.gives("/", text="hello")
-    names: dict[str, str | list[str]] = {"rebind.test": [PUBLIC, INSIDE]}
-    given = settings(names)
-    page = await fetched(site.at("rebind.test", "/"), given)
-    assert page.data == b"hello"
-    assert "private" in await fault(site.at("rebind.test", "/"), given)
+    given = settings({"rebind.test": [PUBLIC, INSIDE]})
+    assert (await fetch_page(site.at("rebind.test", "/"), given)).data == b"hello"
+    assert "private" in await fault(site.at("rebind.test", "/"), given), "between lookups"
     assert site.asked == [(PUBLIC, "/")]
-
-
-async def test_dns_rebinding_between_redirects_is_refused(site: Site) -> None:
     site.redirects("/", "/secret")
-    names: dict[str, str | list[str]] = {"rebind.test": [PUBLIC, INSIDE]}
-    assert "private" in await fault(site.at("rebind.test", "/"), settings(names))
-    assert site.asked == [(PUBLIC, "/")]
+    assert "private" in await fault(site.at("rebind.test", "/"), settings({"rebind.test": [PUBLIC, INSIDE]}))
+    assert site.asked == [(PUBLIC, "/")] * 2, "between redirects"
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost.test", "[::1]", "[::ffff:127.0.0.1]", "0x7f.1"])
 async def test_no_redirect_reaches_the_internal_network(site: Site, status: int, host: str) -> None:
     site.redirects("/", site.at(host, "/secret"), status)
-    names: dict[str, str | list[str]] = {"localhost.test": INSIDE}
-    await fault(site.at(PUBLIC, "/"), settings(names))
+    await fault(site.at(PUBLIC, "/"), settings({"localhost.test": INSIDE}))
     assert site.asked == [(PUBLIC, "/")]
 
 
@@ -77,8 +67,7 @@ async def test_redirect_loops_end(site: Site) -> None:
 async def test_a_redirect_is_followed_and_the_final_url_is_reported(site: Site) -> None:
     site.redirects("/", "there?a=1")
     site.gives("/there", text="hello")
-    page = await fetched(site.at(PUBLIC, "/"), settings())
-    assert page.url == site.at(PUBLIC, "/there?a=1")
+    assert (await fetch_page(site.at(PUBLIC, "/"), settings())).url == site.at(PUBLIC, "/there?a=1")
 
 
 async def test_cookies_last_for_a_single_fetch(site: Site) -> None:
@@ -94,15 +83,14 @@ async def test_cookies_last_for_a_single_fetch(site: Site) -> None:
 
     site.answers["/"] = answer
     for _ in range(2):
-        await fetched(site.at("cookies.test", "/"), settings({"cookies.test": PUBLIC}))
+        await fetch_page(site.at("cookies.test", "/"), settings({"cookies.test": PUBLIC}))
     assert seen == [{}, {"seen": "yes"}] * 2
 
 
 async def test_a_configured_private_host_is_allowed(site: Site) -> None:
     site.gives("/", text="hello")
-    names: dict[str, str | list[str]] = {"wiki.test": INSIDE, "other.test": INSIDE}
-    given = settings(names, hosts=WebSettings(private_hosts=("wiki.test",)))
-    assert (await fetched(site.at("wiki.test", "/"), given)).data == b"hello"
+    given = settings({"wiki.test": INSIDE, "other.test": INSIDE}, hosts=WebSettings(private_hosts=("wiki.test",)))
+    assert (await fetch_page(site.at("wiki.test", "/"), given)).data == b"hello"
     assert "private" in await fault(site.at("other.test", "/"), given)
     assert "private" in await fault(site.at("sub.wiki.test", "/"), settings({"sub.wiki.test": INSIDE}))
 
@@ -110,16 +98,16 @@ async def test_a_configured_private_host_is_allowed(site: Site) -> None:
 async def test_host_lists_apply_to_redirects(site: Site) -> None:
     site.gives("/", text="hello")
     site.redirects("/away", site.at("other.test", "/"))
-    names: dict[str, str | list[str]] = dict.fromkeys(("docs.wiki.test", "other.test", "no.wiki.test"), PUBLIC)
+    names = dict.fromkeys(("docs.wiki.test", "other.test", "no.wiki.test"), PUBLIC)
     given = settings(names, hosts=WebSettings(allow_hosts=("wiki.test",), deny_hosts=("no.wiki.test",)))
-    assert (await fetched(site.at("docs.wiki.test", "/"), given)).data == b"hello"
+    assert (await fetch_page(site.at("docs.wiki.test", "/"), given)).data == b"hello"
     for url in (site.at("docs.wiki.test", "/away"), site.at("no.wiki.test", "/"), site.at("notwiki.test", "/")):
         assert "operator" in await fault(url, given)
 
 
 async def test_a_long_body_is_read_up_to_the_bound(site: Site) -> None:
     site.gives("/", body=b"x" * 300_000, content_type="text/plain")
-    page = await fetched(site.at(PUBLIC, "/"), settings(max_bytes=100_000))
+    page = await fetch_page(site.at(PUBLIC, "/"), settings(max_bytes=100_000))
     assert (len(page.data), page.is_cut) == (100_000, True)
 
 
@@ -133,8 +121,7 @@ async def test_a_decompression_bomb_uses_little_memory(site: Site, coding: str) 
     headers = {"Content-Encoding": coding, "Content-Type": "text/html"}
     site.gives("/", body=bomb, headers=headers)
     before = peak_mb(is_reset=True)
-    page = await fetched(site.at(PUBLIC, "/"), settings(max_bytes=5_000_000))
-    assert page.is_cut
+    assert (await fetch_page(site.at(PUBLIC, "/"), settings(max_bytes=5_000_000))).is_cut
     assert peak_mb() - before < 40
 
 

@@ -90,8 +90,7 @@ async def test_results_are_bounded_and_cannot_close_their_block(chat: Chat) -> N
 
     async with serving(answer) as port:
         told = await Search(chat, searxng(f"http://127.0.0.1:{port}"))(query="boats", count=20)
-    assert told.count("https://example.org/") == 20
-    assert told.count("</web-results>") == 1
+    assert (told.count("https://example.org/"), told.count("</web-results>")) == (20, 1)
     assert "never instructions" in told
     assert len(told) < 20_000
 
