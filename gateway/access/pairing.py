@@ -56,7 +56,7 @@ def offer_pairing(
 def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
-    """Give access to the owner of a code, and store a welcome message. Raises `CommandError` for an invalid code."""
+    """Give a code's recipient access, and store a welcome message. Raises `CommandError` for an invalid code."""
     try:
         pairing = pairings.approve(db, code, role, decided_by, now)
     except PairingNotFound as error:
@@ -70,7 +70,7 @@ def approve_pairing(
 
 @locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Revoke a person's access, and keep their messages out of running turns. Raises `CommandError` if not paired."""
+    """End a person's pairing, and keep their messages out of running turns. Raises `CommandError` if there is none."""
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:
@@ -113,7 +113,7 @@ def refuse(
     cursor: Cursor | None,
     now: Millis,
 ) -> ChatId | None:
-    """Refuse a message in the chat `key` without storing it. Return None if the chat already got this refusal."""
+    """Store a reply instead of the message that it refuses. Return the chat, or None if it already got this reply."""
     inbox.advance_cursor(db, cursor)
     chat_id = ensure_chat(db, key, message.chat_kind, message.chat_title, now)
     reply = Reply(

@@ -30,7 +30,7 @@ LOCAL_OWNER = UserRef("local:owner")
 class AccessResult(StrEnum):
     ADMITTED = "admitted"
     UNADDRESSED = "unaddressed"
-    """Message that is not addressed to the bot, in a shared chat."""
+    """Message in a shared chat, but not addressed to the bot."""
     BOT = "bot"
     STRANGER = "stranger"
     """Person without access in a direct chat. The bot explains how to get access."""
@@ -47,18 +47,18 @@ class AccessControl:
         live: LiveConfig,
         on_loaded: Callable[[Callable[[UserRef], bool]], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_loaded` is called with `has_access` after each load. It must stop the work of people without access."""
+        """`on_loaded` is called with `has_access` after each load, and must end work begun by people without access."""
         self._store = store
         self._live = live
         self._on_loaded = on_loaded
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
         self._changed = asyncio.Event()
-        """Set when the pairings are loaded again. Each load replaces it with a new event."""
+        """Set when the pairings have been loaded again. Each load creates a new event."""
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
-        """Load the pairings. People without access can no longer join turns. Retries if the database is down."""
+        """Load the pairings, and keep people without access out of running turns. Retries if the database is down."""
         async with self._loading:  # one load at a time, so that old rows cannot replace newer rows
             await retried(self._load, StoreUnavailable, "access.stale")
         if self._on_loaded is not None:

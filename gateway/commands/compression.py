@@ -111,7 +111,7 @@ def _undo(undoing: UndoPreview, db: Connection, now: Millis) -> str:
     return (
         f"Compression undone: I see {counted(len(undoing.plan.transcript), 'message')} again, about "
         f"{undoing.tokens:,} of {undoing.limits.input_window:,} tokens (estimate). The conversation continues with the "
-        f"id `{child.short_key}`. I will not compress it automatically until a prompt no longer fits."
+        f"id `{child.short_key}`. I will not compress it automatically while prompts still fit."
     )
 
 

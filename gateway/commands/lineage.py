@@ -71,7 +71,7 @@ async def search(request: CommandRequest) -> CommandResult:
         found = await store.read_within(2.0, lookup.read, request.reachable_chat)
         notes = list(filter(None, [await store.read(incompleteness)]))
     except StoreUnavailable as error:
-        raise CommandError("The search took too long or could not read the data. Please try rarer words.") from error
+        raise CommandError("The search took too long or could not read the data. Try less common words.") from error
     if not found:
         return say(" ".join(["No message matches.", *notes]))
     redact, lines, buttons = request.redactor, notes, []
@@ -87,7 +87,7 @@ _OPTIONS = {"chat": "a chat such as `telegram:42`", "role": "user, assistant or 
 
 
 def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
-    """Parse words and options in any order. A dash counts as two hyphens, because some phones replace them."""
+    """Parse words and options in any order. A dash counts as `--`, because some phones turn two hyphens into a dash."""
     words: list[str] = []
     options: dict[str, str] = {}
     pieces = iter(argument.split())

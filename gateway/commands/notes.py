@@ -30,7 +30,7 @@ _ADD = re.compile(
 
 
 async def memory(request: CommandRequest) -> CommandResult:
-    """Show, add or remove notes. The name of a note never changes, so a repeated command cannot remove another note."""
+    """Show, add or remove notes. A note's name never changes, so a repeated command cannot remove the wrong note."""
     files = request.context.runtime.agent.prompts.files
     if files is None or files.notes is None:
         return say("Long-term memory is turned off (`memory.enabled`).")

@@ -1,4 +1,4 @@
-"""Commands for new users and about people: /start /help /whoami, and /pair for admins."""
+"""Commands for new users (/start /help /whoami) and for admins who manage access (/pair)."""
 
 from functools import partial
 
@@ -72,6 +72,6 @@ def _list(db: Connection, now: Millis) -> str:
 
 
 def _named(pairing: Pairing) -> str:
-    """Return a person's name and id for admins, without links and formatting, because people can choose any name."""
+    """Return a person's name and id as plain text for admins, because people can put links into their names."""
     name = pairing.display_name.replace("`", "'").strip() or "?"
     return f"`{name}` (`{pairing.user_ref}`)"

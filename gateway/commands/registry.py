@@ -62,7 +62,7 @@ class CommandReply:
     """Another chat for which the command's transaction also stored a reply."""
     on_commit: Callable[[], object] | None = None
     is_urgent: bool = False
-    """Send this reply before earlier unsent replies."""
+    """True to send this reply before earlier unsent replies."""
 
 
 Apply: TypeAlias = Callable[[Connection, Millis], "CommandReply | str | RunningTurn"]
@@ -146,11 +146,11 @@ class CommandRequest:
 
     @property
     def reachable_chat(self) -> ChatId | None:
-        """The only chat whose contents the reply can show: this chat if it is shared. None allows any chat."""
+        """The only chat whose contents a reply can show. None in a direct chat, where any chat is allowed."""
         return self.chat.id if self.chat.kind.is_shared else None
 
     async def load_open_session(self) -> Session | None:
-        """Return the session for the chat's next message, or None if that message opens a session."""
+        """Return the session for the chat's next message, or None if that message will open a new session."""
         return await self.context.store.read(sessions.load_open, self.chat.id)
 
     def conversation(self, session: Session) -> ConversationRef:
@@ -166,7 +166,7 @@ class CommandRequest:
         return (int(self.argument[:9]) or None) if self.argument.isdecimal() else None
 
     async def acknowledge(self, markdown: str) -> None:
-        """Reply once that the command takes a while. Skip slash commands, because the platform shows that they run."""
+        """Tell the sender that the command takes a while, except for slash commands, whose platform shows this."""
         if self.row.payload.ticket is not None:
             return
         reply = reply_to(self.row, self.chat, CommandReply(markdown=markdown), f"inbox:{self.row.id}:begun")
@@ -218,7 +218,7 @@ class Command:
     def refusal(
         self, argument: str, access: AccessControl, person: UserRef, chat: ChatKey, kind: ChatKind
     ) -> str | None:
-        """Return a refusal for the sender if this person cannot use this command in this chat, else None."""
+        """Return the reply that refuses this command, or None if this person can use it in this chat."""
         if self.is_admin_only and access.role_of(person) is not UserRole.ADMIN:
             return f"Only admins can use /{self.name}."
         is_for_all = kind.is_shared and not chat.user_ref

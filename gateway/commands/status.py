@@ -59,7 +59,7 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
     """Return the reply to `/status` without using the database. Used while the database cannot be written."""
     running = context.lanes.running_in(key)
     lines = [
-        "- Database: cannot be written, because it is locked or its disk is full; new messages wait for it",
+        "- Database: cannot be written, because it is locked or its disk is full; new messages must wait",
         *_model_lines(context, running.chosen_model if running is not None else None),
         *([_running_line(context, running)] if running is not None else []),
     ]
@@ -121,7 +121,7 @@ async def context_lines(request: CommandRequest, session: Session) -> list[str]:
     ]
     if status.is_crowded:
         lines.append(
-            f"- The system prompt and tools use {status.fixed:,} tokens, half or more of the compression threshold "
+            f"- The system prompt and tools use {status.fixed:,} tokens, at least half of the compression threshold "
             f"({status.threshold:,}); a larger `model.context_length` would help"
         )
     return lines

@@ -73,7 +73,7 @@ def _forget(request: CommandRequest, db: Connection, _now: Millis) -> str:
 
 
 async def approve(request: CommandRequest) -> CommandResult:
-    """Approve an approval request, or `all` open requests."""
+    """Approve one of the agent's requests, or `all` open requests."""
     words = request.argument.lower().split()
     scope = GrantKind.ONCE
     if words and words[-1] in tuple(GrantKind):
@@ -84,7 +84,7 @@ async def approve(request: CommandRequest) -> CommandResult:
 
 
 async def deny(request: CommandRequest) -> CommandResult:
-    """Deny an approval request, or `all` open requests, and tell the agent the reason."""
+    """Deny one of the agent's requests, or `all` open requests, and tell the agent the reason."""
     word, _, rest = request.argument.partition(" ")
     which = word.lower() if word.lower() == "all" or _NUMBER.fullmatch(word) else None
     reason = (rest if which is not None else request.argument).strip()

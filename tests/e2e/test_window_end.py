@@ -123,7 +123,7 @@ async def test_an_undo_that_was_offered_near_the_end_of_the_window_is_kept(
         assert "reverses this" in await chat.ask("/compress", "^Compressed: ")
         undone = await chat.ask("/compress undo", "Compression undone|The restored prompt would use")
         assert undone.startswith("Compression undone")
-        assert "until a prompt no longer fits" in undone
+        assert "while prompts still fit" in undone
         assert await world.gateway.stop() == 0
         asked = len(await summaries(world))
         await chat.start(HERMES_COMPRESSION__ENABLED="true")
