@@ -44,7 +44,7 @@ COMMANDS = {
 
 
 class _CommandRegistry(TyperGroup):
-    """Commands by name. Each command is a placeholder until it is invoked."""
+    """Registry of the commands. A command's module is imported only when the command is invoked."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's own copy of click
         name, found, rest = super().resolve_command(ctx, args)
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def _ways_out() -> Iterator[str]:
-    """Yield hints on stopping the running gateway, and on opening its web chat if it uses this state directory."""
+    """Yield hints: how to stop the running gateway and, if it uses this state directory, how to open its web chat."""
     from gateway.config import process_environment
     from gateway.config.files import find_state
     from hermes_state.store.lock import holder

@@ -1,4 +1,4 @@
-"""`hermes-gateway run | status | url | doctor`: the daemon in the foreground, its state, web address and checks."""
+"""`hermes-gateway run | status | url | doctor`: run the daemon, show its state, open its web chat and check it."""
 
 from typing import Annotated
 
@@ -130,8 +130,8 @@ def doctor(
     Changes nothing, and is safe while the gateway runs. It requests the list of models from the server of each
     configured model. Exits with code 1 if a check failed, or 78 if the configuration is invalid.
 
-    --repair needs a stopped gateway, and otherwise exits with code 75. It keeps the damaged database and reports what
-    it could not save.
+    --repair exits with code 75 if the gateway is running. It keeps the damaged database, and reports which data it
+    could not save.
     """
     if is_repair:
         repair(as_json=as_json)

@@ -27,8 +27,8 @@ def backup(
 ) -> None:
     """Copy the database to FILE, even while the gateway runs.
 
-    A running gateway writes FILE itself, even if its database files were deleted. A systemd service can write only to
-    its state directory.
+    If the gateway is running, it writes FILE itself, even after its database files were deleted. A gateway that runs
+    as a systemd service can write only to its state directory.
     """
     state, target = find_state(process_environment()), Path(os.path.abspath(file))
     try:

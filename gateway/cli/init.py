@@ -67,9 +67,9 @@ def init(
 ) -> None:
     """Ask for tokens and a model, test them, and write config.yaml and .env to the state directory (mode 0600).
 
-    It does not ask for values that you pass as options. Without a terminal, it uses only the options, and needs
-    --force to replace an existing configuration. Other users of this machine can see options while the command runs:
-    at a terminal, type the secrets at the prompts instead.
+    The command does not ask for values that you pass as options. Without a terminal, it uses only the options, and
+    needs --force to replace an existing configuration. Other users of this machine can see the options while the
+    command runs, so type secrets at the prompts if you have a terminal.
     """
     environ = process_environment()
     home = locate_home(environ)
@@ -158,7 +158,7 @@ def _ask(variable: str, answers: dict[str, str], load: Callable[[Mapping[str, st
 
 
 def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answers: Mapping[str, str]) -> str:
-    """Return the loader's error about the answer for `variable`, or an empty string if the answer is valid."""
+    """Return the error that `load` raises for the answer to `variable`, or an empty string for a valid answer."""
     try:
         load(answers)
     except ConfigError as error:
@@ -170,7 +170,7 @@ def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answe
 def _probe_all(
     load: Callable[[Mapping[str, str]], LoadedConfig], answers: dict[str, str], *, is_interactive: bool
 ) -> None:
-    """Test the service of each answer. A failure ends `init`, except at a terminal, where the user can decide."""
+    """Test each configured service. After a failure, ask the user what to do. Without a terminal, end `init`."""
     for variables in ((TELEGRAM_TOKEN,), (DISCORD_TOKEN,), (MODEL_NAME, *_MODEL_VARIABLES)):
         while any(name in answers for name in variables):
             try:
@@ -192,7 +192,7 @@ def _probe_all(
 
 
 def _probe(variable: str, config: Config) -> str:
-    """Test the service that an answer belongs to. Raises `CommandError` if the test fails."""
+    """Test the service that `variable` configures. Raises `CommandError` if the test fails."""
     if variable == TELEGRAM_TOKEN:
         return probe_telegram(config.telegram)
     if variable == DISCORD_TOKEN:

@@ -54,7 +54,7 @@ def lineage(
     ] = MAX_SESSIONS,
     as_json: Json = False,
 ) -> None:
-    """Show the chain of sessions, oldest first: of SESSION's conversation, of a chat, or of all chats."""
+    """Show the chain of sessions in SESSION's conversation, in a chat or in all chats, oldest session first."""
     found = look_up("lineage", {"place": place, "limit": limit}, LineageSession)
     head = ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY")
     lines = table(head, map(_link_cells, found)) if found else ["There are no sessions yet."]

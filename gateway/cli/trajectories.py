@@ -1,4 +1,4 @@
-"""`hermes-gateway trajectories`: conversations as training data. The work is done in `agent.trajectories`."""
+"""`hermes-gateway trajectories`: export and shorten conversations as training data (see `agent.trajectories`)."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ _Source = Annotated[
 ]
 _Target = Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="New file.")]
 _Force = Annotated[bool, typer.Option("--force", help="Overwrite OUT and start again.")]
-_MaxTokens = Annotated[int, typer.Option(min=1, help="Conversations with up to this many tokens stay unchanged.")]
+_MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens of a conversation; shorter ones stay unchanged.")]
 _SummaryTokens = Annotated[int, typer.Option(min=50, help="Length of a summary in tokens.")]
 _Number = Annotated[int, typer.Argument(metavar="N", min=1, help="Line number.")]
 
@@ -118,7 +118,7 @@ def compress(
 
 
 def _model_summary(config: Config, name: str | None) -> ModelSummary:
-    """Return a summariser for this model or alias, or for `auxiliary.trajectories`. Raises `CommandError`."""
+    """Return a summariser for the named model, or for the configured one. Raises `CommandError` if there is none."""
     named = config.model.named_route(name) if name else config.model.route
     route = named if name else route_for(config, "trajectories", named)
     if route is None or route.protocol == "offline":
@@ -195,7 +195,7 @@ def export(
 
 
 def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) -> Iterator[_Row]:
-    """Yield all values of a look-up, page by page. Each page starts after the `key` field of the last value."""
+    """Yield all rows of a look-up, read page by page. A page begins after the `key` of the last row before it."""
     after = 0
     while page := look_up(request, {**args, "after": after}, kind):
         yield from page
