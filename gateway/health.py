@@ -98,7 +98,7 @@ class Heartbeat:
 def notify(environ: Mapping[str, str], *lines: str) -> bool:
     """Send lines such as `READY=1` to systemd (`sd_notify`). Return False if systemd does not listen.
 
-    Errors of the socket are ignored, because systemd then acts on its own timeouts.
+    Socket errors are ignored, because systemd has its own timeouts for missing notifications.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):

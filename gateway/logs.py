@@ -119,7 +119,7 @@ _SHARED: list[Processor] = [
 
 
 class _QuietHandler(logging.Handler):
-    """Handler that reports only the first write error. The default handler would print each line without redaction."""
+    """Handler that reports only the first write error. The default handler would print each failed line unredacted."""
 
     _has_warned = False
 

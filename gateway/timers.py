@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_SECONDS = 10.0
-"""Seconds between two checks of the clock. Without the checks, a job would run too late if the clock is set back."""
+"""Seconds between two clock checks. Without these checks, a job would run too late after the clock was set back."""
 
 TimerWork: TypeAlias = Callable[[], Awaitable[float | None]]
 """Does the due work. Returns the seconds until the next run, or None to wait for the timer's longest interval."""
@@ -53,7 +53,7 @@ class Timer:
         )
 
     def stop(self) -> asyncio.Task[object] | None:
-        """Forget the job, which the scheduler will end. Return the running task, or None if no task is running."""
+        """Forget the job; the scheduler must end it. Return the running task, or None if no task is running."""
         self._job = None
         return self._task
 

@@ -16,7 +16,7 @@ from hermes_state.turns import RunningTurn, find_unended
 from hermes_state.values import ChatId
 
 MIN_TURN_SECONDS = 0.1
-"""Shortest time, in seconds, in which another node can finish a turn that this node stored."""
+"""Minimum time, in seconds, that another node needs to take over and finish a turn that this node stored."""
 
 
 def load_of(lanes: LaneRegistry) -> float:
@@ -25,7 +25,7 @@ def load_of(lanes: LaneRegistry) -> float:
 
 
 class ChatQueue:
-    """Queue of chats that have work but whose locks this node does not hold, in the order of their discovery.
+    """Queue of chats that have work but whose locks this node does not hold, in order of discovery.
 
     A chat that another node serves keeps its place in the queue. Its lock is requested again after the next sweep (a
     search of the database for chats with work).
@@ -65,7 +65,7 @@ class ChatQueue:
         self._chats.pop(chat_id, None)
 
     def leave(self, chat_ids: Iterable[ChatId]) -> None:
-        """Leave these chats until the next sweep, because other nodes serve them."""
+        """Do not request the locks of these chats until the next sweep, because other nodes hold them."""
         self._chats |= dict.fromkeys(chat_ids, False)
 
     def begin_look(self) -> None:
@@ -88,7 +88,7 @@ class LockedChats:
         self._queue = ChatQueue()
         """Chats with work that this node does not serve yet."""
         self._stored_at: dict[ChatId, float] = {}
-        """Monotonic time just before this node stored the turn of a waiting chat."""
+        """Monotonic time, by waiting chat, just before this node stored the chat's turn."""
         self._taking: asyncio.Task[None] | None = None
 
     @property
@@ -112,7 +112,7 @@ class LockedChats:
         self._take_soon()
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Queue a chat. For a new message, a busy node with room first lets idle nodes react to the hint."""
+        """Queue a chat. If its message is new and this node is busy but not full, leave it to idle nodes at first."""
         if started is not None:
             self._stored_at[chat_id] = asked_at
         elif is_new and self._is_busy and self._lanes.room > 0:
@@ -139,7 +139,7 @@ class LockedChats:
         return self._lanes.turns.previews.adapters.ownership_of(chat.key) is not None
 
     async def _still_open(self, chat_id: ChatId) -> RunningTurn | None:
-        """Return the open turn of this node's chat, unless another node took the turn while this process was frozen."""
+        """Return the open turn that this node stored, unless another node took it while this process was frozen."""
         own, stored_at = self._lanes.own.get(chat_id), self._stored_at.pop(chat_id, 0.0)
         if own is None or time.monotonic() < stored_at + MIN_TURN_SECONDS:
             return own

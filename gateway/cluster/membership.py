@@ -85,7 +85,7 @@ class Membership:
         return node_info(self._config(), self._store.id)
 
     async def open_seat(self, on_hint: OnHint) -> Seat:
-        """Take the seat. Raises the errors of `engines.opening.open_seat`, or `ConfigError` if the settings differ.
+        """Take the seat. Raises the errors of `engines.opening.open_seat`, or `ConfigError` if nodes' settings differ.
 
         Only the first call compares settings. Later calls must be fast, because turns wait for the seat.
         """
@@ -119,7 +119,7 @@ class Membership:
             self._known = set(found)
 
     async def end_left_transactions(self) -> None:
-        """End transactions that block other nodes after their own node lost its connection. Runs until cancelled."""
+        """End transactions of nodes that lost their connection: these block other nodes. Runs until cancelled."""
         while True:
             try:
                 if count := await self._store.read(end_left_transactions):

@@ -65,11 +65,11 @@ class RemotePreview(LivePreview):
         self.heard_at = time.monotonic()
 
     def move(self, turn: RunningTurn) -> None:
-        """Continue the preview after another node has resumed the turn: store the placeholder again."""
+        """Continue the preview of a turn that another node has resumed, and store its placeholder again if needed."""
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Pause first and then wait for new text, so that new text is shown at once."""
+        """Pause after showing text, and only then wait for new text, so that new text is shown at once."""
         if was_sent or self.text != self._shown:
             await wait_until(self._closed, pause)
         if self.text == self._shown and not self._closed.is_set():

@@ -47,7 +47,7 @@ from hermes_state.values import Clock, Tokens
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class AgentMaker:
-    """Builds the agent and the models. They are closed only at shutdown, because running turns can still use them."""
+    """Builds the agent and the models. Replaced ones close only at shutdown, because running turns may use them."""
 
     store: Store
     clock: Clock
@@ -74,7 +74,7 @@ class AgentMaker:
         return agent, self._models(loaded, clients)
 
     def expire_learned(self) -> None:
-        """Reload the models' learned limits at their next use."""
+        """Make the models reload their learned limits when they are next used."""
         for clients in self._clients:
             clients.expire_learned()
 

@@ -24,7 +24,7 @@ from hermes_state.store.lock import FileLock
 log = structlog.get_logger()
 
 SWITCH_SECONDS = 0.001
-"""Seconds that another thread can run before the event loop continues. Python's default, 5 ms, delays the loop."""
+"""Maximum seconds that the event loop waits for another thread. Python's default, 5 ms, delays the loop too much."""
 
 
 def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any) -> int:
