@@ -62,7 +62,7 @@ def field_notes(field: FieldInfo) -> Setting:
 
 
 def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
-    """Return the smallest and the largest allowed value. A value is None if there is no such bound."""
+    """Return the minimum and the maximum of a setting. Each is None if the setting has no such limit."""
     low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
     high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     return low, high

@@ -40,7 +40,7 @@ class CompressionConfig(ContextSettings):
     models: Annotated[dict[str, dict[str, Any]], BeforeValidator(_overrides), Setting(default_text="none")] = field(
         default_factory=dict, hash=False
     )
-    """Overrides for some models, by pattern such as `gpt-5*`. An override can contain all keys of this block except
+    """Overrides for models that match a pattern such as `gpt-5*`. An override can contain all keys of this block except
     `enabled` and `mode`."""
 
     def for_model(self, name: str) -> "CompressionConfig":
@@ -109,7 +109,7 @@ class AuxiliaryConfig(BaseConfig):
     flush: RouteWord = "auto"
     """Model that saves notes to memory before a compression. `off` saves no notes."""
     title: RouteWord = "auto"
-    """Model that names a conversation after its first answer. `off` leaves naming to `/title`."""
+    """Model that writes a conversation's title after the first answer. With `off`, only `/title` sets titles."""
     delegate: RouteWord = "auto"
     """Model that sub-agents use. `off` removes the tool `delegate`."""
     trajectories: RouteWord = "auto"
@@ -142,4 +142,4 @@ class NoticeConfig(BaseConfig):
     accuracy: bool = True
     """Tell the chat after the 2nd and every 10th compression that details can be lost."""
     waiting: bool = True
-    """Explain the delay if an answer has waited 5 seconds for an automatic compression."""
+    """Tell the chat when an answer has waited 5 seconds for an automatic compression."""

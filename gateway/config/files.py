@@ -151,7 +151,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDirectory:
-    """Paths in the state directory. Commands that only ask a running daemon need no other configuration."""
+    """Paths in the state directory. Commands that only send requests to the daemon need no other configuration."""
 
     home: Path
     """Absolute path, which might not exist yet."""
@@ -177,7 +177,7 @@ def find_state(environ: Mapping[str, str]) -> StateDirectory:
 
 
 def locate_home(environ: Mapping[str, str]) -> Path:
-    """Return the absolute path of the state directory: `HERMES_HOME`, or `~/.hermes-gateway`. Raises `ConfigError`."""
+    """Return the absolute path of `HERMES_HOME`, by default `~/.hermes-gateway`. Raises `ConfigError` if unknown."""
     named = environ.get("HERMES_HOME", "").strip()
     if named and named != "~" and not named.startswith("~/"):
         return Path(os.path.abspath(named))
@@ -195,13 +195,13 @@ def find_user_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def prepare_home(home: Path) -> None:
-    """Create the state directory with mode 0700, after `check_home`. Raises `ConfigError` if this is impossible."""
+    """Create the state directory with mode 0700. Call `check_home` first. Raises `ConfigError` if this fails."""
     try:
         for directory in (home, home / "logs", home / "attachments"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(f"{home}: cannot create the state directory: {reason}; set HERMES_HOME to another") from error
+        raise ConfigError(f"{home}: cannot be created: {reason}; set HERMES_HOME to a different directory") from error
     if not os.access(home, os.W_OK | os.X_OK):
         raise ConfigError(f"{home}: this user cannot write to the state directory: change its owner or permissions")
 
@@ -223,7 +223,7 @@ def check_home(home: Path) -> None:
 
 
 def check_config_is_ours(file: YamlFile) -> None:
-    """Check that the file is not hermes-agent's configuration. Raises `ConfigError`."""
+    """Raise `ConfigError` if the file is hermes-agent's configuration."""
     keys = {str(key) for key in file.values}
     alone = keys & {"_config_version", "toolsets", "platform_toolsets"}
     together = keys & {"browser", "checkpoints", "custom_providers", "delegation", "display", "fallback_providers"}
@@ -231,5 +231,5 @@ def check_config_is_ours(file: YamlFile) -> None:
     if alone or len(together) >= 2:  # a typing error can explain one of these keys, but not two
         raise ConfigError(
             f"{file.path}: belongs to hermes-agent (it has {', '.join(sorted(alone or together))}). "
-            "Nothing was changed; set HERMES_HOME to another directory for the gateway"
+            "Nothing was changed; set HERMES_HOME to a different directory for the gateway"
         )

@@ -62,10 +62,10 @@ CUSTOMARY: Mapping[str, KeyPath] = {
     "OPENAI_BASE_URL": ("model", "base_url"),
     "ANTHROPIC_API_KEY": ("model", "api_key"),
 }
-"""Variables that other programs use too. They have the lowest priority of all sources."""
+"""Variables that other programs use too. Every other source has priority over them."""
 
 NO_SETTINGS = frozenset({"HERMES_HOME", "HERMES_EVENT_LOOP"})
-"""Variables that work only in the environment."""
+"""Variables that are not settings, and that are read only from the environment."""
 
 _READ_VARIABLES = frozenset((*VARIABLES, *CUSTOMARY, *map(variable_name, OLD_KEYS)))
 
@@ -158,7 +158,7 @@ def _not_text(chosen: Chosen) -> str:
 
 
 def _secrets_of_old(old: Chosen) -> Iterator[str]:
-    """Yield secrets from keys of earlier versions. Every background task had a block like `auxiliary.compression`."""
+    """Yield secrets from old keys. In earlier versions, each background task had a block with an API key."""
     for key, (value, _) in old.items():
         if len(key) == 3:
             with suppress(ValidationError):
@@ -168,7 +168,7 @@ def _secrets_of_old(old: Chosen) -> Iterator[str]:
 def find_store_url(environ: Mapping[str, str]) -> str | None:
     """Return the configured address of the database, or None for the SQLite file. Other settings can be invalid.
 
-    Raises `ConfigError` if the address is invalid or misspelt, or a file cannot be read, because a command must not
+    Raises `ConfigError` if the address is invalid or misspelt, or if a file cannot be read. Otherwise, a command could
     use the SQLite file by mistake. Does not open the database.
     """
     sources, file, _ = _read(environ, StateDirectory(home=locate_home(environ)))
@@ -281,7 +281,7 @@ def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Ke
 
 
 def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> tuple[Config | None, list[str]]:
-    """Return the configuration, or None and its problems. Omits pydantic's messages, which might contain secrets."""
+    """Return the configuration, or None with the problems. Omits pydantic's messages, which might contain secrets."""
     nested: dict[str, Any] = {}
     for key, (value, _) in chosen.items():
         section = nested

@@ -36,7 +36,7 @@ OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, 
 
 
 def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
-    """Return values for new keys, taken from old keys. An old model name is carried over only if it is in `aliases`."""
+    """Return the values of old keys under the new keys. Skips a background task's model if it is not in `aliases`."""
     found: dict[KeyPath, tuple[Any, str]] = {}
     if (summary_model := ("compression", "summary_model")) in old:
         found["auxiliary", "compression", "model"] = old[summary_model]
@@ -65,7 +65,7 @@ def _word(old: Chosen, key: KeyPath) -> str:
 
 
 def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
-    """Return the warning about an old key. `where` is the source that sets it; `chosen` has the effective values."""
+    """Return the warning about an old key. `where` names the file or variable with the key; `chosen` has all values."""
     name = ".".join(key)
     if name in FIXED:
         return f"{where}: {name} is no longer a setting and is ignored: remove it; the value is now {FIXED[name]}"

@@ -166,7 +166,7 @@ WrittenRoute: TypeAlias = str | Annotated[dict[str, Any], AfterValidator(FrozenB
 
 
 def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:
-    """Return the keys of a route that are set, after checking them. Null counts as not set. Raises `ValueError`."""
+    """Return the keys of a route that are set. Null counts as not set. Raises `ValueError` for an invalid key."""
     known = RouteConfig.model_fields
     given = {key: value for key, value in row.items() if value is not None or key not in known}
     block = checked_block(RouteConfig, given, name, known)
@@ -226,7 +226,7 @@ def _fallbacks(value: object) -> object:
 
 
 def _aliases(value: object) -> object:
-    """Return a mapping from alias to model name or block. An environment variable contains it as JSON."""
+    """Return a mapping from alias to model name or block. In an environment variable, it is written as JSON."""
     found: dict[str, WrittenRoute] = {}
     for name, row in keyed(value).items():
         alias = str(name).strip().lower()

@@ -42,12 +42,12 @@ class ModelConfig(RouteConfig):
     """Model that answers. The gateway does not send parameters that you leave out, so the provider's defaults apply."""
 
     fallbacks: Fallbacks = ()
-    """Models to try in this order when the model fails. Each is an alias, a model name at the same provider, or a block
-    with keys such as `name`, `base_url` and `api_key`."""
+    """Models to try, in this order, if the main model fails. Each is an alias, a model name at the same provider, or a
+    block with keys such as `name`, `base_url` and `api_key`."""
     aliases: Aliases = setting({}, default_text="none")
     """Short names for `/model`. The value is a model name at the same provider, or a block as in `fallbacks`."""
     cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = "5m"
-    """Time that a Claude prompt stays in the provider's cache. `1h` suits chats with long pauses, but costs more."""
+    """Lifetime of Claude prompts in the provider's cache. `1h` suits chats with long pauses, but costs more."""
     turn_seconds: float = setting(900, ge=1, le=86_400, unit="seconds")
     """Maximum time for one turn, including tool calls."""
     connect_seconds: float = setting(5, ge=0.1, le=120, unit="seconds")
@@ -69,11 +69,11 @@ class ModelConfig(RouteConfig):
         return tuple(dict.fromkeys((self.route, *aliased, *self.fallback_routes)))
 
     def alias_route(self, alias: str) -> RouteConfig:
-        """Return the route of an alias. Raises `KeyError`."""
+        """Return the route of an alias. Raises `KeyError` for an unknown alias."""
         return completed(self.aliases[alias], self)
 
     def named_route(self, written: WrittenRoute) -> RouteConfig:
-        """Return the route of an alias, a model at the same provider, or a block. Raises `ValueError`."""
+        """Return the route of an alias, a model name or a block. Raises `ValueError` for an invalid block."""
         if isinstance(written, str):
             written = self.aliases.get(written.lower(), written)
         return completed(written, self)
@@ -129,7 +129,7 @@ class SessionConfig(BaseConfig):
     """Effect of a message that arrives during an answer: wait for the next turn (`queue`), join the running turn
     (`steer`) or stop it (`interrupt`)."""
     merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
-    """Time within which queued messages of one person are merged into one turn. `0` turns merging off."""
+    """Merge queued messages of one person if they are sent within this time of each other. `0` turns merging off."""
     max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)
     """Maximum number of turns at the same time, in all chats. Lower it if your model server is slow."""
     messages_per_minute: int = setting(60, ge=0, le=10_000, unit="messages")
@@ -142,7 +142,7 @@ MAX_DOLLARS = 1_000_000
 
 
 def _price_list(value: object) -> Mapping[str, Mapping[str, float]]:
-    """Return prices by model pattern. An environment variable contains them as JSON."""
+    """Return prices by model pattern. In an environment variable, they are written as JSON."""
     found = {}
     for pattern, prices in keyed(value).items():
         if not isinstance(prices, dict):
@@ -182,7 +182,7 @@ class CostConfig(BaseConfig):
 
 
 class ClusterConfig(BaseConfig):
-    """This node in a cluster, whose nodes share one PostgreSQL database."""
+    """Settings of this node in a cluster. The nodes of a cluster share one PostgreSQL database."""
 
     name: str = setting(default_factory=lambda _: socket.gethostname(), default_text="the machine's name", restart=True)
     """Name of this node in logs and in `cluster status`."""
@@ -200,15 +200,15 @@ class LoggingConfig(BaseConfig):
     format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting("auto", restart=True)
     """Format of the log on standard error. `auto` means `console` at a terminal, otherwise `json`."""
     file: bool = setting(True, restart=True)
-    """Also write JSON lines to `logs/gateway.log`. The gateway keeps five older files of 10 MB."""
+    """Write the log to `logs/gateway.log` as well, as JSON lines. The gateway keeps five older files of 10 MB."""
 
 
 class LifecycleConfig(BaseConfig):
     """Shutdown of the daemon."""
 
     drain_seconds: float = setting(30, ge=0, le=600, unit="seconds")
-    """Time in which running turns can finish after SIGTERM. If you raise it, also raise `TimeoutStopSec` in the systemd
-    unit."""
+    """Time for running turns to finish after SIGTERM. If you increase it, increase `TimeoutStopSec` in the systemd
+    unit as well."""
 
 
 class Config(BaseConfig):

@@ -33,8 +33,8 @@ class ApprovalConfig(BaseConfig):
     executes: Annotated[PolicyWord, AnyCase] = "ask_admin"
     """Policy for calls that run programs."""
     mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="`ask_admin`")
-    """Policy for calls of MCP tools that do more than read. If not set, an `allow` or `deny` in `writes` or `executes`
-    applies."""
+    """Policy for calls of MCP tools that do more than read. By default, `writes` or `executes` applies to them as well,
+    but only if it is `allow` or `deny`."""
 
     def policy_of(self, effect: ToolEffect, *, is_mcp: bool) -> PolicyWord:
         """Return the policy for calls with the given effect."""
@@ -80,8 +80,8 @@ class ScheduleConfig(BaseConfig):
     """Scheduled messages (`docs/reference/tools.md`)."""
 
     missed: Annotated[Literal["once", "skip"], AnyCase] = "once"
-    """Recurring messages that were due while the gateway was stopped: send one message for all of them (`once`), or
-    skip them (`skip`)."""
+    """Recurring messages that became due while the gateway was stopped: send one message for all of them (`once`) or
+    none (`skip`)."""
 
 
 def places_of(chat: ChatKey) -> Iterator[str]:
@@ -99,7 +99,7 @@ def places_of(chat: ChatKey) -> Iterator[str]:
 
 
 def _servers(value: object) -> Mapping[str, ServerSettings]:
-    """Return a mapping from server name to block. An environment variable contains it as JSON."""
+    """Return a mapping from server name to block. In an environment variable, it is written as JSON."""
     found: dict[str, ServerSettings] = {}
     for name, row in keyed(value).items():
         if not isinstance(name, str) or re.fullmatch(r"(?=.{1,24}$)[a-z0-9]+([_-][a-z0-9]+)*", name) is None:
