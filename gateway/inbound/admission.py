@@ -49,7 +49,7 @@ class AcceptedEvent:
     busy_mode: BusyMode | None = None
     """Effect of the event on the chat's running turn, or None for no effect."""
     running_here: TurnId | None = None
-    """The chat's turn that runs on this node. Its lane stores the turn's end, with the newest text of the answer."""
+    """Turn of this chat that runs on this node. Its lane stores the turn's end, with the newest text of the answer."""
     may_join_any: bool = False
     """True if the sender can join and end turns that other people started in this chat."""
     may_start: bool = False
@@ -89,7 +89,7 @@ def admit_all(
 
 @locks(chat="event.key event.cursor")
 def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
-    """Store an event once with its acknowledgement or the turn that it starts. Advance its channel's cursor."""
+    """Store an event once, with its acknowledgement or the turn that it starts, and advance its channel's cursor."""
     message = event.message
     inbox.advance_cursor(db, event.cursor)
     chat_id, unreachable_since = meet_chat(db, event.key, message.chat_kind, message.chat_title, now)
@@ -161,7 +161,7 @@ def _meet_turn(
 
 
 def _without_known(db: Connection, chat_id: ChatId, message: InboundMessage) -> InboundMessage:
-    """If the quoted message is already stored, keep only the beginning and end of the quote, or its file names."""
+    """If the quoted message is stored, shorten the quote to its beginning and end, or to the names of its files."""
     quote = message.quote
     if quote is None or not inbox.is_known(db, chat_id, quote.message_ref):
         return message
@@ -196,7 +196,7 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Refuse a message because the queue is full. Repeat the notice only after the sender's oldest message is done."""
+    """Reply that the queue is full, but only once until the sender's oldest message is done. Return True if replied."""
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (

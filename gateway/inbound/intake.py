@@ -60,7 +60,7 @@ STEERED = "Noted. I will use this in the answer I am working on."
 class RateLimiter:
     """Counts each person's events in windows of fixed length. The first event after a window opens the next window.
 
-    The windows use sending times, because messages that arrive together after an outage were not sent together.
+    Windows are based on sending times, because messages that arrive together after an outage were not sent together.
     """
 
     def __init__(self, window_ms: int = MINUTE_MS) -> None:
@@ -215,7 +215,7 @@ class GatewayIntake:
         return len(together)
 
     def _joins_batch(self, batch: list[AcceptedEvent], event: InboundEvent | None) -> bool:
-        """Add an event to a batch. Return False if the event must be accepted on its own, as a command must."""
+        """Add an event to a batch. Return False if the event must be accepted on its own, such as a command."""
         if not isinstance(event, InboundMessage):
             return event is None
         parsed, command = self.registry.resolve(event.text, event.words_by)
@@ -272,7 +272,7 @@ class GatewayIntake:
             self.lanes.interrupt(admitted.chat_id, admitted.interrupts)
 
     async def _is_refused(self, admission: AcceptedEvent, is_stop: bool) -> bool:
-        """Refuse messages above the rate limit. The sender gets one notice, but every slash command gets a reply."""
+        """Refuse a message above the rate limit and return True. Reply only once, but to every slash command."""
         message, who, now = admission.message, admission.message.sender.ref, self.clock.now()
         is_command, limit = admission.runs_at_once, self.runtime.config.sessions.messages_per_minute
         limiter = self._command_limiter if is_command else self._message_limiter
@@ -419,5 +419,5 @@ class GatewayIntake:
 
 
 def _dated(event: InboundEvent | None, now: Millis) -> InboundEvent | None:
-    """Replace an impossible event time, such as more than a day in the future, because people will see the time."""
+    """Replace an event's time if it is before 1970 or over a day in the future, because people will see the time."""
     return event if event is None or 0 <= event.sent_at <= now + 86_400_000 else replace(event, sent_at=now)

@@ -26,7 +26,7 @@ NOT_TAKEN = (
 )
 STOPPED = "I have stopped this answer. I cannot save anything right now, so I will confirm the stop as soon as I can."
 WAITS: Final = (
-    "I cannot save anything right now, because my database is locked or its disk is full. Your message is not lost. "
+    "I cannot save anything right now, because my database is locked or its disk is full. Your message is not lost: "
     "I will answer it as soon as I can."
 )
 GOES_ON: Final = "I can save messages again and continue with yours."

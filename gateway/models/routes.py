@@ -42,7 +42,7 @@ def all_routes(config: Config) -> tuple[RouteConfig, ...]:
 
 
 def _summary_model(config: Config) -> RouteConfig | None:
-    """Return the route of the configured summary model, or None. Only the API of `model` gets the key of `model`."""
+    """Return the route of the configured summary model, or None. The key of `model` is sent only to its own API."""
     settings, main = config.auxiliary.compression, config.model
     name = (settings.model or "").strip()
     if not name:
@@ -104,7 +104,7 @@ def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> 
 
 
 def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Iterator[str]:
-    """Yield sentences about settings that the protocol rejects. If a provider rejects a setting, it is only logged."""
+    """Yield sentences about call settings that are never sent, because the protocol does not accept their values."""
     sampling = " and ".join(f"`{key}`" for key in ("temperature", "top_p") if getattr(route, key) is not None)
     if route.protocol == "offline":
         if chosen or any(getattr(route, key) for key in CALL_KEYS):

@@ -51,7 +51,7 @@ class ModelRegistry:
         return handle.client.breaker.open if handle is not None else None
 
     def expire_learned(self) -> None:
-        """Reload the models' learned limits at their next use."""
+        """Make the models reload their learned limits when they are next used."""
         for handle in self._handles.values():
             handle.expire_learned()
 
@@ -130,7 +130,7 @@ def name_of(model: ModelConfig, choice: str | None) -> str:
 
 
 def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
-    """Return the stored form of a choice, or None for the configured model. Raises `CommandError`.
+    """Return the stored form of a choice, or None for the configured model. Raises `CommandError` for a refused name.
 
     Everyone can choose a configured model. Other models of the same provider may be expensive, so only admins can
     choose them. Admins must confirm a name that is not in the built-in list.

@@ -1,4 +1,4 @@
-"""Context window for conversations, computed from the configuration. This module loads no SDK."""
+"""Context window and context settings, computed from the configuration. This module loads no SDK."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo

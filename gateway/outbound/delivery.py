@@ -171,7 +171,7 @@ class Delivery:
     async def close_previews(self, chat_id: ChatId) -> Mapping[TurnId, str]:
         """End the previews of turns that other processes run in a chat. Return their placeholder messages.
 
-        If a turn has finished, its unsent answer replaces its placeholder.
+        If one of these turns has finished, its unsent answer replaces the placeholder.
         """
         return {} if self.close_remote is None else await self.close_remote(chat_id)
 
@@ -294,7 +294,7 @@ class Delivery:
             return await self._request(chat, row, adapter, ownership, is_repeat=False)
 
     def _pause_before(self, row: OutboxRow) -> float:
-        """Return the seconds until a row is due. After a restart, this is at most the longest backoff."""
+        """Return the seconds until a row is due. After a restart, the wait is at most the longest backoff."""
         if not row.attempts:
             return 0.0
         if row.id not in self._due:

@@ -23,7 +23,7 @@ from hermes_state.transcripts import View
 from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef
 
 ACCURACY_FROM = 2
-"""Number of compressions before the first notice about accuracy. A summary of a summary starts to lose details."""
+"""Compression after which the first notice about accuracy is sent. A summary of a summary starts to lose details."""
 ACCURACY_EVERY = 10
 """Number of compressions between later notices about accuracy. People would ignore a notice after every compression."""
 
@@ -47,7 +47,7 @@ class NoticeWriter:
     is_admin: Callable[[UserRef], bool] = lambda _: False
 
     def write(self, db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
-        """Store a sentence about a context event for the chat."""
+        """Store a notice that tells the chat about a context event."""
         if isinstance(event, Compressed) and event.prepared.passed_over is not None:
             self._tell_admin(db, conversation, event, event.prepared.passed_over, now)
         if (sentence := self._sentence(event)) is not None:
@@ -149,7 +149,7 @@ async def tell_background_end(
 
 @locks(chat="ended.context.chat_id")
 def _write_background_end(db: Connection, ended: BackgroundCommand, now: Millis) -> bool:
-    """Store the notice, without the untrusted output. Return False if the command's conversation has ended."""
+    """Store the notice, without the command's untrusted output. Return False if its conversation has ended."""
     context = ended.context
     active = load_active(db, context.chat_id)
     if active is None or active.lineage_id != context.lineage_id:

@@ -22,7 +22,7 @@ from hermes_state.turns import RunningTurn
 log = structlog.get_logger()
 
 MIN_HYGIENE_MESSAGES = 4
-"""Minimum number of messages for which hygiene checks the size in tokens. Only the agent compresses fewer messages."""
+"""Minimum number of messages for which hygiene checks the size in tokens. Shorter views are left to the agent."""
 
 
 class FallbacksFailedError(HermesError):
@@ -97,14 +97,14 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """True if another model might succeed, even after a refusal that gives no reason and opens no circuit breaker."""
+    """True if another model might succeed. This includes refusals without a reason, which open no circuit breaker."""
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
     return not is_chosen or remedy_for(error).trouble is not None or type(error) in (ModelError, ShapeRejected)
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
-    """Return the line about a change of the answering model, or None. `before` is the previous fallback, if any."""
+    """Return a notice if another model than before has answered, or None. `before` is the previous fallback, if any."""
     if done.why is None:
         return f"_{_named(done.chosen)} answers again._" if before is not None else None
     if before == done.by:

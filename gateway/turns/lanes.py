@@ -218,7 +218,7 @@ class LaneRegistry:
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
     """Open turns that this process has stored or resumed. Continuing one of these turns does not count as a restart."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
-    """Turns that ended before their `/stop` was stored, by the command's inbox row, until the command has run."""
+    """Turns that a `/stop` ended before it was stored, by its inbox row. Removed when the stored command has run."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
@@ -257,7 +257,7 @@ class LaneRegistry:
         return self.runtime.config.sessions.max_turns - len(self._lanes)
 
     def has_room(self, ahead: int = 0) -> bool:
-        """True if a new turn can run at once and overtakes no chat. `ahead` is the number of new turns before it."""
+        """True if a new turn can run now without overtaking others. `ahead` is the number of new turns before it."""
         ownership = self._ownership
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
         return is_open and self.room > ahead and not self.slots.locked()

@@ -38,7 +38,7 @@ from hermes_state.values import Clock, Millis
 log = structlog.get_logger()
 
 MAX_RESTARTS = 3
-"""Maximum number of restarts of a turn. After that, the turn itself is probably the cause."""
+"""Maximum number of restarts of a turn. After more crashes, the turn itself is probably their cause."""
 
 DEADLINE_SENTENCE = "This took too long, so I stopped. Send /retry to try again."
 CRASH_SENTENCE = "An internal error stopped my answer. Your message is saved. Send /retry to try again."

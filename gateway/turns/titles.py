@@ -51,7 +51,7 @@ class TitleWriter:
     _is_stopped: bool = field(default=False, init=False)
 
     def answered(self, turn: RunningTurn, by: RouteConfig) -> None:
-        """Give the conversation a title in the background. Called after an answer of the model `by` is stored."""
+        """Let a model write a title in the background. Called after an answer from the route `by` is stored."""
         lineage_id = turn.lineage_id
         if self._is_stopped or lineage_id in self._settled or lineage_id in self._tasks:
             return
