@@ -105,7 +105,7 @@ def check_context(config: Config, limits: Limits, source: SizeSource, *, engine:
     text = (
         f"Context window: {limits.context_length:,} tokens ({window_from(source)}). Conversations are compressed at "
         f"{threshold:,} of {limits.input_window:,} tokens{by}. The system prompt and the tools take up to {fixed:,} of "
-        "them, without notes and context files."
+        "them, not counting notes and context files."
     )
     if fixed * 2 < threshold:
         return fine("context", text)

@@ -340,7 +340,7 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Check
         )
         yield warning("service", text)
     elif found.parent == user_units and "WantedBy=multi-user.target" in unit:
-        text = f"Nothing starts {found}: user services have no multi-user.target. Write WantedBy=default.target."
+        text = f"{found} never starts: user services have no multi-user.target. Use WantedBy=default.target instead."
         yield warning("service", text)
     elif found.parent == user_units and _lingers(environ) is False:
         yield warning("service", "The user service stops when you log out. Run: loginctl enable-linger")

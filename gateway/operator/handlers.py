@@ -1,4 +1,4 @@
-"""Handlers for requests on the control socket, through which the command line asks the running daemon."""
+"""Handlers for the requests that the command line sends to the running daemon through the control socket."""
 
 import asyncio
 from collections.abc import Callable, Mapping

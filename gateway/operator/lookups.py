@@ -52,7 +52,7 @@ from hermes_state.values import (
 Row: TypeAlias = dict[str, Any]
 
 LOOKUP_SECONDS = 5.0
-"""Maximum time for a look-up, in seconds, because a person can make a query slow on purpose."""
+"""Maximum time for a look-up, in seconds, because users can send queries that are slow on purpose."""
 MAX_PAGE_CHARS = 1_000_000
 """Maximum number of characters in a response with several messages. Later requests return the remaining messages."""
 MAX_HITS = 100
@@ -72,7 +72,7 @@ _REFUSALS = {
     LookupReason.OTHER_CHAT: "Here you can only look up this chat. For other chats, ask me in a direct chat.",
     LookupReason.MESSAGE_NOT_FOUND: "There is no message {name}{scope}.",
     LookupReason.AMBIGUOUS_CHAT: "Several chats match “{name}”: {candidates}. Use one of these names.",
-    LookupReason.AMBIGUOUS_SESSION: "Several session ids start with “{name}”: {candidates}. Use more of the id.",
+    LookupReason.AMBIGUOUS_SESSION: "Several session ids start with “{name}”: {candidates}. Use more characters.",
 }
 
 
@@ -88,7 +88,7 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Looku
 
 
 def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
-    """Return the chat with this name. Raises `CommandError`."""
+    """Return the chat with this name. Raises `CommandError` if there is no single match."""
     place = find_place(db, name, within)
     if place.session is not None:
         raise CommandError(f"“{name}” is not a chat. Use a name such as `telegram:42`.")
@@ -99,11 +99,11 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base class of requests. The fields of a request are the arguments of the command."""
 
     def read(self, db: Connection) -> Sequence[Any]:
-        """Return the requested values. Raises `CommandError`."""
+        """Return the requested values. Raises `CommandError` if the request names an unknown chat or session."""
         raise NotImplementedError
 
     def redacted(self, value: Any, redact: Redact) -> Any:
-        """Return a value without secrets. Slow for long texts."""
+        """Return a value with its secrets redacted, which is slow for long texts."""
         return value
 
 
@@ -142,7 +142,7 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return search(db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit)
 
     def redacted(self, one: FoundMessage, redact: Redact) -> FoundMessage:
-        """Return a match with its snippet. Redacts the whole text first: a secret that is cut off is not recognised."""
+        """Return a match with its snippet. The whole text is redacted first, because a cut secret is not recognised."""
         safe = redact(one.text[:INDEXED_CHARACTERS])
         searched = searched_text(one.text, one.body, redact) if one.body else safe
         snippet = snippet_of(searched, self.words)
@@ -151,7 +151,7 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def incompleteness(db: Connection) -> str | None:
-    """Return a sentence for people while the search index is incomplete, otherwise None."""
+    """Return a sentence for people if the search index is incomplete, or None."""
     if (percent := load_progress(db)) is None:
         return None
     return f"The search index is being rebuilt ({percent} % done), so older messages may be missing."
@@ -165,7 +165,7 @@ class SearchIndexRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Original message. The field names are those of the JSON output, and times are in UTC milliseconds."""
+    """Message in its original form. The JSON output has the same field names. Times are in UTC milliseconds."""
 
     message: str
     """Recall id, such as `m123`."""
@@ -186,8 +186,8 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
 class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request for original messages, oldest first.
 
-    For a chat, these are the messages of its current conversation. For a session, they are those of its whole
-    conversation, unless `is_session_only` is set. For a message, they are the messages around it in its session.
+    A chat selects its current conversation. A session selects its whole conversation or, if `is_session_only` is set,
+    only its own messages. A message selects the messages around it in its session.
     """
 
     place: str
@@ -261,7 +261,7 @@ class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for a conversation's messages after the message `after`, only from the session `place` if it is set."""
+    """Request for a conversation's messages after the message `after`. If `place` is set, only from this session."""
 
     lineage: int
     after: int = 0
@@ -305,7 +305,7 @@ LOOKUPS: Mapping[str, type[Lookup]] = {
 
 
 def _parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
-    """Return the request with this name and these arguments. Raises `CommandError`."""
+    """Return the request with this name and these arguments. Raises `CommandError` for invalid arguments."""
     try:
         return msgspec.convert(args, LOOKUPS[name])
     except msgspec.ValidationError as error:
@@ -313,14 +313,14 @@ def _parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
 
 
 async def look_up(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Any]:
-    """Run a look-up in the daemon's store. Raises `CommandError`, and `StoreUnavailable` if it takes too long."""
+    """Run a look-up in the daemon's store. Raises the errors of `read`, or `StoreUnavailable` if it takes too long."""
     request = _parse_request(name, args)
     found = await store.read_within(LOOKUP_SECONDS, request.read)
     return await asyncio.to_thread(_answer, request, found, redact)
 
 
 def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Any]:
-    """Run a look-up in a database that no daemon has open. Raises `CommandError`."""
+    """Run a look-up in a database that no daemon has open. Raises the errors of `Lookup.read`."""
     request = _parse_request(name, args)
     return _answer(request, request.read(db), redact)
 
@@ -331,7 +331,7 @@ def _answer(request: Lookup, found: Sequence[Any], redact: Redact) -> list[Any]:
 
 
 def thoughts(blocks: str) -> Iterator[str]:
-    """Yield the readable reasoning texts in `Reasoning.blocks`, whatever the protocol."""
+    """Yield the readable reasoning texts in `Reasoning.blocks`, for all protocols."""
     try:
         yield from filter(str.strip, _texts(orjson.loads(blocks)))
     except orjson.JSONDecodeError:  # an older version stored these blocks
@@ -397,7 +397,7 @@ _JSON_ROWS: Final[Mapping[type, str]] = {
 
 
 def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation) -> Row:
-    """Return a value as a JSON object. Sessions and conversations have full keys, and messages have recall ids."""
+    """Return a value as a JSON object, with the full keys of sessions and conversations, and with recall ids."""
     if isinstance(one, HistoryMessage):
         return msgspec.structs.asdict(one)
     row: Row = {"message": recall_id(one.message_id)} if isinstance(one, FoundMessage) else {}

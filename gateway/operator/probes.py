@@ -89,7 +89,7 @@ def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
 def _listed_models(
     settings: RouteConfig, base: str, headers: Mapping[str, str]
 ) -> tuple[int, Mapping[str, Any], frozenset[str] | None]:
-    """Return the HTTP status, the body and the listed names (None if there is no list)."""
+    """Return the HTTP status, the body, and the names in the list of models (None if there is no list)."""
     status, body = _fetch(f"{base}/models{'?limit=1000' if settings.protocol == 'anthropic' else ''}", headers)
     if status != 200 or not isinstance(body.get("data", ""), list | None):
         return status, body, None
@@ -118,7 +118,7 @@ def _nearest(name: str, names: frozenset[str]) -> str:
 
 
 def _better_root(settings: RouteConfig, base: str, headers: Mapping[str, str]) -> str:
-    """Return advice on `base_url`. If another path on the same host has a list of models, the advice suggests it."""
+    """Return advice on `base_url`. If the same host has a list of models at another path, suggest that path."""
     roots = ("/v1", "/api/v1", "/openai/v1", "/api/paas/v4", "/v1beta/openai", "/compatible-mode/v1")
     for address in (urljoin(base, root) for root in roots):
         if address != base and _listed_models(settings, address, headers)[2] is not None:
@@ -146,7 +146,7 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
-    """Return the HTTP status and the JSON object, `{"data": …}` for a list, or 0 and a `reason` without a response."""
+    """Return the HTTP status and the JSON object (a list as `{"data": …}`). Without a response: 0 and a `reason`."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     opener = urllib.request.build_opener(_NoRedirectHandler)

@@ -37,8 +37,8 @@ class DaemonNotRunningError(HermesError):
 async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
     """Answer requests at `path` while the block runs. The caller holds the state directory's lock.
 
-    Replaces a socket left by a dead process. If the socket is deleted, creates it again with its folder, because only
-    the daemon still has the deleted files open. Open connections are closed at the end of the block.
+    Replaces a socket left by a dead process. Recreates a deleted socket and its folder, so that `backup` can ask the
+    daemon for a database whose files were deleted. Open connections are closed at the end of the block.
     """
     connections: set[asyncio.Task[None]] = set()
     servers: list[asyncio.Server] = []
@@ -88,8 +88,8 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
 def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, timeout_seconds: float = 10.0) -> Any:
     """Send a request to the daemon, and return its response (any JSON value).
 
-    Raises `DaemonNotRunningError` if no daemon listens. Raises `CommandError` if the daemon refuses, with its sentence,
-    or if it does not respond in time.
+    Raises `DaemonNotRunningError` if no daemon listens. Raises `CommandError` with the daemon's message if it refuses
+    the request, or with a timeout message if it does not respond in time.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_seconds)

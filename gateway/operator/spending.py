@@ -35,7 +35,7 @@ NAME = 22
 
 
 def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
-    """Load a report for the command line as a mapping of its fields. Raises `CommandError`."""
+    """Load a report for the command line as a mapping of its fields. Raises `CommandError` for invalid arguments."""
     if ledger.is_outdated(db):
         raise CommandError("The database is from an older version. Start the gateway once to update it.")
     if name == "insights":
@@ -266,7 +266,7 @@ def _sorted(sums: Mapping[str, TotalUsage]) -> tuple[tuple[str, TotalUsage], ...
 
 
 def insights_block(found: InsightsReport) -> str:
-    """Return four charts and the total as text for a monospaced font."""
+    """Return four charts and the total as text to be shown in a monospaced font."""
     total = found.total
     if not total.calls:
         return "No model calls."

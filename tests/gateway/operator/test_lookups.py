@@ -370,7 +370,7 @@ def test_a_chat_is_found_by_its_name() -> None:
             "{common}",
             False,
             False,
-            "Several session ids start with “{common}”: `{first}`, `{second}`. Use more of the id.",
+            "Several session ids start with “{common}”: `{first}`, `{second}`. Use more characters.",
         ),
     ],
 )
