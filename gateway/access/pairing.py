@@ -113,7 +113,7 @@ def refuse(
     cursor: Cursor | None,
     now: Millis,
 ) -> ChatId | None:
-    """Store a reply instead of the message that it refuses. Return the chat, or None if it already got this reply."""
+    """Store a reply that refuses the message, but not the message. Return the chat, or None if it has the reply."""
     inbox.advance_cursor(db, cursor)
     chat_id = ensure_chat(db, key, message.chat_kind, message.chat_title, now)
     reply = Reply(

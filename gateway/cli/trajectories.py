@@ -195,7 +195,7 @@ def export(
 
 
 def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) -> Iterator[_Row]:
-    """Yield all rows of a look-up, read page by page. A page begins after the `key` of the last row before it."""
+    """Yield all rows of a look-up, read page by page. The next page starts after the `key` of the last row."""
     after = 0
     while page := look_up(request, {**args, "after": after}, kind):
         yield from page

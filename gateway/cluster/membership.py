@@ -119,7 +119,7 @@ class Membership:
             self._known = set(found)
 
     async def end_left_transactions(self) -> None:
-        """End transactions of nodes that lost their connection: these block other nodes. Runs until cancelled."""
+        """End transactions that disconnected nodes left open, because they block other nodes. Runs until cancelled."""
         while True:
             try:
                 if count := await self._store.read(end_left_transactions):

@@ -177,7 +177,7 @@ class Node:
             await asyncio.sleep(pause)  # no event reports that the cause of the crash is gone
 
     async def _give_up(self, seat: Seat) -> None:
-        """End the duties. If the seat was lost, also end all other work unstored: other nodes may have taken over."""
+        """End the duties. If the seat was lost, end all work without storing it: other nodes may have taken over."""
         if not seat.lost.is_set():
             await cancel_all(self._tasks)
             return

@@ -166,7 +166,7 @@ class CommandRequest:
         return (int(self.argument[:9]) or None) if self.argument.isdecimal() else None
 
     async def acknowledge(self, markdown: str) -> None:
-        """Tell the sender that the command takes a while, except for slash commands, whose platform shows this."""
+        """Reply that the command takes a while, but not to slash commands: the platform shows that they run."""
         if self.row.payload.ticket is not None:
             return
         reply = reply_to(self.row, self.chat, CommandReply(markdown=markdown), f"inbox:{self.row.id}:begun")

@@ -177,7 +177,7 @@ def find_state(environ: Mapping[str, str]) -> StateDirectory:
 
 
 def locate_home(environ: Mapping[str, str]) -> Path:
-    """Return the absolute path of `HERMES_HOME`, by default `~/.hermes-gateway`. Raises `ConfigError` if unknown."""
+    """Return the absolute path of `HERMES_HOME` (default: `~/.hermes-gateway`). Raises `ConfigError` without a home."""
     named = environ.get("HERMES_HOME", "").strip()
     if named and named != "~" and not named.startswith("~/"):
         return Path(os.path.abspath(named))

@@ -62,7 +62,7 @@ CUSTOMARY: Mapping[str, KeyPath] = {
     "OPENAI_BASE_URL": ("model", "base_url"),
     "ANTHROPIC_API_KEY": ("model", "api_key"),
 }
-"""Variables that other programs use too. Every other source has priority over them."""
+"""Variables that other programs use too. They are used only if no other source sets the key."""
 
 NO_SETTINGS = frozenset({"HERMES_HOME", "HERMES_EVENT_LOOP"})
 """Variables that are not settings, and that are read only from the environment."""

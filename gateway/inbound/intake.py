@@ -272,7 +272,7 @@ class GatewayIntake:
             self.lanes.interrupt(admitted.chat_id, admitted.interrupts)
 
     async def _is_refused(self, admission: AcceptedEvent, is_stop: bool) -> bool:
-        """Refuse a message above the rate limit and return True. Reply only once, but to every slash command."""
+        """Refuse a message above the rate limit and return True. Reply once per minute, but to every slash command."""
         message, who, now = admission.message, admission.message.sender.ref, self.clock.now()
         is_command, limit = admission.runs_at_once, self.runtime.config.sessions.messages_per_minute
         limiter = self._command_limiter if is_command else self._message_limiter
@@ -419,5 +419,5 @@ class GatewayIntake:
 
 
 def _dated(event: InboundEvent | None, now: Millis) -> InboundEvent | None:
-    """Replace an event's time if it is before 1970 or over a day in the future, because people will see the time."""
+    """Replace an event time before 1970 or over a day ahead with the current time, because people will see it."""
     return event if event is None or 0 <= event.sent_at <= now + 86_400_000 else replace(event, sent_at=now)

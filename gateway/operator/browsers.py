@@ -16,7 +16,7 @@ def browser_rows(db: Connection, now: Millis) -> list[Mapping[str, str]]:
 
 
 def served_elsewhere(db: Connection, own_id: str = "") -> str | None:
-    """Return a hint if another node than `own_id` serves the web chat, otherwise None. `db` must be PostgreSQL."""
+    """Return a hint if a node other than `own_id` serves the web chat, otherwise None. `db` must be PostgreSQL."""
     owner = find_owner(db, "local")
     if owner is None or owner.id == own_id:
         return None

@@ -142,7 +142,7 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return search(db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit)
 
     def redacted(self, one: FoundMessage, redact: Redact) -> FoundMessage:
-        """Return a match with its snippet. The whole text is redacted first, because a cut secret is not recognised."""
+        """Return a match with its snippet. The whole text is redacted first: a truncated secret is not recognised."""
         safe = redact(one.text[:INDEXED_CHARACTERS])
         searched = searched_text(one.text, one.body, redact) if one.body else safe
         snippet = snippet_of(searched, self.words)

@@ -23,7 +23,7 @@ from hermes_state.transcripts import View
 from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef
 
 ACCURACY_FROM = 2
-"""Compression after which the first notice about accuracy is sent. A summary of a summary starts to lose details."""
+"""Number of compressions after which the first accuracy notice is sent. A summary of a summary loses details."""
 ACCURACY_EVERY = 10
 """Number of compressions between later notices about accuracy. People would ignore a notice after every compression."""
 

@@ -104,7 +104,7 @@ def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
-    """Return a notice if another model than before has answered, or None. `before` is the previous fallback, if any."""
+    """Return a notice if the answering model has changed, or None. `before` is the previous fallback, if any."""
     if done.why is None:
         return f"_{_named(done.chosen)} answers again._" if before is not None else None
     if before == done.by:

@@ -129,7 +129,7 @@ class LivePreview(TurnPreview):
         return self.ref is None and self._turn.restarts > 0 and self._adapter.capabilities.finds_previews
 
     async def _find(self) -> None:
-        """Find the lost placeholder, so that the answer can replace it. Retries: the adapter may be connecting."""
+        """Find the lost placeholder, so that the answer can replace it. Retries while the adapter connects."""
         until = time.monotonic() + 30
         while time.monotonic() < until:
             try:
