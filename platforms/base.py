@@ -16,7 +16,7 @@ from hermes_state.values import ChatKey, Cursor, InboundEvent, InboundMessage, I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Capabilities of a platform. The gateway checks these capabilities, never the platform's name."""
+    """Features and limits of a platform. The gateway checks these values, never the platform's name."""
 
     max_part_units: int
     """Maximum length of a message, in UTF-16 code units."""
@@ -34,7 +34,7 @@ class Capabilities:
     preview_seconds: float | None = None
     """Seconds after which a preview without a placeholder disappears unless it is shown again; None if it stays."""
     finds_previews: bool = False
-    """True if `show` can find the placeholder of a turn by its number."""
+    """True if `show` can find a turn's placeholder by the turn's id (`Preview.number`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class OutboundFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRequest:
-    """One part to deliver, with everything an adapter needs to repeat it without showing it twice."""
+    """One part of a message, with everything that an adapter needs to retry without showing the part twice."""
 
     chat: ChatKey
     part: OutboundPart
@@ -136,7 +136,7 @@ class Preview:
     ref: str | None
     """Id of the placeholder message that an earlier preview created; None for the first preview."""
     reply_to: str | None = None
-    """Message that the placeholder replies to. An edit cannot turn the placeholder into a reply later."""
+    """Id of the message that the placeholder replies to. A later edit cannot turn the placeholder into a reply."""
     since: Millis | None = None
     """If set, send nothing. Instead, find the turn's placeholder, which was sent after this time but never recorded."""
 
@@ -148,7 +148,7 @@ class AdapterState(StrEnum):
     BACKING_OFF = "backing_off"
     FAILED = "failed"
     STANDBY = "standby"
-    """State of an adapter that another node runs."""
+    """State of an adapter while another node runs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +185,10 @@ class Intake(Protocol):
         """
 
     async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
-        """Store the first events of a batch, in order, in one commit.
+        """Store one or more events from the start of a batch, in order, in one commit.
 
-        Return the number of stored events, at least one. An error refers to the first event and means that
-        nothing was stored. See `accept`.
+        Return the number of stored events. An error refers to the first event and means that nothing was stored.
+        See `accept`.
         """
 
     async def overhear(self, event: InboundEvent) -> None:

@@ -11,7 +11,7 @@ _IN_PLACE = "c:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ButtonCommandStore:
-    """Store for the commands of buttons. If a command is too long for a button, the button contains its hash."""
+    """Store of button commands. A button whose command is too long contains a hash of the command instead."""
 
     store: Store
     platform: str

@@ -1,4 +1,4 @@
-"""Files from the network or the disk, written only up to a size limit."""
+"""Writing of files from the network or the disk, up to a size limit."""
 
 import asyncio
 import shutil
@@ -12,11 +12,11 @@ from hermes_state.values import AttachmentKind, IncomingAttachment
 CHUNK_BYTES = 256 * 1024
 """Number of bytes to read and write at a time."""
 UNREADABLE_QUOTE = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="the quoted message", is_quoted=True)
-"""Placeholder for a quoted message that cannot be read. The gateway then tells the sender."""
+"""Placeholder for a quoted message that cannot be read. The gateway tells the sender that it could not read it."""
 
 
 def kind_of(mime: str | None, other: AttachmentKind) -> AttachmentKind:
-    """Return the kind of a file by its media type, or `other` if it is not an image, audio or video."""
+    """Return the attachment kind for a media type, or `other` if the type is not image, audio or video."""
     main = (mime or "").partition("/")[0]
     return AttachmentKind(main) if main in ("image", "audio", "video") else other
 
@@ -24,7 +24,7 @@ def kind_of(mime: str | None, other: AttachmentKind) -> AttachmentKind:
 async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int) -> int:
     """Write `chunks` to `target`, and return the size in bytes. On failure no file remains.
 
-    Raises `FileSizeExceeded`, `OSError`, and the errors of reading the chunks.
+    Raises `FileSizeExceeded`, `OSError`, and any error from reading the chunks.
     """
     size = 0
     is_whole = False
@@ -57,6 +57,6 @@ def copy_file(source: Path, target: Path, max_bytes: int) -> int:
         with suppress(OSError):
             target.unlink(missing_ok=True)
         if isinstance(error, FileNotFoundError) and target.parent.is_dir():
-            raise MessageRejected("the file is gone") from error
+            raise MessageRejected("the file was deleted") from error
         raise PlatformUnavailable(f"the file could not be copied: {error.strerror or error}") from error
     return size

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 MAX_CONNECTIONS_OF_ADDRESS = 64
-"""Maximum number of connections from one IP address. A browser opens six. A proxy's clients share one address."""
+"""Maximum number of connections from one IP address. A browser opens six, but all clients of a proxy share one."""
 IDLE_SECONDS = 15.0
 """Time limit in seconds for receiving the headers of a request, and for an idle connection."""
 
@@ -23,7 +23,7 @@ async def http_server(
     """Serve `app` within the block, and yield the port. The system chooses the port if 0 is given.
 
     Raises `OSError` on entering if the port cannot be opened. At the end, running requests have `stop_seconds` to
-    finish. The connection of a request is closed if its body grows too slowly in a period of `body_seconds`.
+    finish. A request's connection is closed if the body grows too slowly over a period of `body_seconds`.
     """
     limiter = _ConnectionLimiter(body_seconds)
     app.middlewares.insert(0, limiter.hold)
@@ -107,11 +107,11 @@ class _ConnectionHandler(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer an invalid HTTP request without logging a traceback, because strangers could fill the log."""
+        """Answer an invalid HTTP request without logging a traceback, so that strangers cannot fill the log."""
         if status < 500 and self.transport is not None:
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         if status < 500 or isinstance(exc, ConnectionError):
-            raise ConnectionError("the client is gone")
+            raise ConnectionError("the client disconnected")
         return super().handle_error(request, status, exc, message)
 
 

@@ -1,6 +1,6 @@
 """Parser for the Markdown that models write.
 
-It loses no words, and its time is linear in the length of the text. It supports CommonMark with tables and
+It keeps every word, and its run time is linear in the text's length. It supports CommonMark with tables and
 strikethrough. The only supported HTML is tables, `<br>` and `<details>`. Content that CommonMark hides or drops is
 shown. Marks inside words, formulas, paths and patterns are literal text.
 """
@@ -20,7 +20,7 @@ from markdown_it.rules_inline import StateInline, autolink, emphasis, escape, st
 from markdown_it.token import Token
 
 MAX_OPEN_BRACKETS = 6
-"""Maximum number of nested brackets in the text of a link, because the parser searches for the end of each one."""
+"""Maximum number of nested brackets in a link's text. More would be slow: the parser looks for the end of each."""
 _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
@@ -30,7 +30,7 @@ ESCAPE = re.compile(r"\\(?=[!-/:-@\[-`{-~])")
 """Pattern of a backslash before punctuation that can be markup."""
 _BARE_ESCAPE = re.compile(r"\\[\"',/:;?@%^&\\]")
 _HAS_BACKSLASH = re.compile(r"\\[^\W_]|(?<!\w)[A-Za-z]:(?:\\|\Z)|\u00af\Z")
-"""Pattern of a word whose next backslash is literal, as in `C:\\Users\\_x` or a regular expression."""
+"""Pattern of a word after which a backslash is literal, as in `C:\\Users\\_x` or a regular expression."""
 BREAK = re.compile(r"<br\s*/?>[ \t]*\n?", re.I)
 _DETAILS = re.compile(r"(?m)^[ \t]*<details\b[^<>]*>\s*(?=<summary|$)|</details>\s*$", re.I)
 _SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*((?:[^<]|<(?!/?summary))*+)</summary>\s*", re.I)
@@ -43,18 +43,18 @@ _AUTOLINK = re.compile(r"<(?:(?:https?|ftps?|mailto|tel|tg):|[^\s<>:@]+@[^\s<>@]
 
 _WIDE = "\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U0001f000-\U0003ffff"
 _IS_WIDE = re.compile(rf"(?<=[{_WIDE}])[*~]{{2}}|[*~]{{2,}}(?=[{_WIDE}])")
-"""Pattern of `**` next to text in a script without spaces, such as Chinese, where it begins or ends emphasis."""
+"""Pattern of `**` next to text in a script without spaces, such as Chinese, where `**` begins or ends emphasis."""
 _IS_TEXT = re.compile(
     rf"(?<=\w)\*(?=\w)|(?<=[^\W{_WIDE}])[*~]{{2,}}(?=[^\W{_WIDE}])|(?<=(\S))[*_~]++(?=\1)|(?<=/)[*_]++(?=[./\\])"
     r"|(?<=[\^\\])[*_~]++"
 )
-"""Literal marks, as in `2*3`, `a**2`, `"*"`, `a/*.b`, `x^*` and `a\\_b`."""
+"""Pattern of literal marks, as in `2*3`, `a**2`, `"*"`, `a/*.b`, `x^*` and `a\\_b`."""
 _NO_BEGIN = re.compile(r"[*_~]++(?=[,;)\]}=])|(?<=[)\]}])(?:\*(?!\*)|\*+(?=[(\[{]))|(?<=\.)\*(?!\*)|\*(?=[./])")
-"""Marks that do not begin emphasis, as in `f(*, a)`, `x *= 2`, `(a)*(b)`, `.*x` and `*.py`."""
+"""Pattern of marks that do not begin emphasis, as in `f(*, a)`, `x *= 2`, `(a)*(b)`, `.*x` and `*.py`."""
 _NO_END = re.compile(r"(?<=[(\[{])|(?<=/)\*(?!\*)|(?<=[)\]}])\*(?=[(\[{])|(?<=\.)\*(?=\$)")
-"""Marks that do not end emphasis, as in `count(*)`, `text/*`, `(a)*(b)` and `.*$`."""
+"""Pattern of marks that do not end emphasis, as in `count(*)`, `text/*`, `(a)*(b)` and `.*$`."""
 _IS_END = re.compile(r"(?<=[.:!?,;])\*{2,}(?=[^\W\d_])")
-"""Marks that end emphasis although text follows, as in `**Note:**text`."""
+"""Pattern of marks that end emphasis although text follows, as in `**Note:**text`."""
 _IN_ADDRESS = re.compile(r"://\S*\Z")
 
 
@@ -91,7 +91,7 @@ def unfolded(text: str) -> str:
 
 
 def is_backslash(text: str, at: int) -> bool:
-    """Return True for a literal backslash: no markup follows, or it is part of a path, a pattern or an emoticon."""
+    """Return True if the backslash is literal: no markup follows, or it is part of a path, a pattern or an emoticon."""
     if _BARE_ESCAPE.match(text, at):
         return True
     word = text[max(0, at - 300) : at].rpartition(" ")[2]
@@ -155,7 +155,7 @@ def _plain_cell(cell: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """Return the width in a fixed-width font: two for Han, kana, Hangul and emoji; none for combining marks."""
+    """Return a text's width in a fixed-width font: two for Han, kana, Hangul and emoji; none for combining marks."""
     if text.isascii():
         return len(text)
     return sum(
@@ -226,7 +226,7 @@ def _cells(row: str) -> list[str]:
 
 
 def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> int:
-    """Return the index of the bracket that closes the bracket at `start`, or -1 if missing or nested too deeply."""
+    """Return the index of the bracket that closes the one at `start`, or -1 if it is missing or nested too deeply."""
     if _TOO_MANY_BRACKETS.match(state.src, start):
         return -1
     before, state.pos = state.pos, start + 1

@@ -7,7 +7,7 @@ from platforms.text import is_within, longest_prefix, utf16_units
 
 
 class PartWriter:
-    """Writer that fills parts of at most `limit` units line by line. A cut code block continues in the next part."""
+    """Fills parts of at most `limit` units, line by line. A code block that is cut continues in the next part."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -97,7 +97,7 @@ def _cut(line: str, limit: int, *, is_prose: bool) -> Iterator[str]:
 
 
 def _kind_cut(head: str) -> int:
-    """Return the index to cut at, after a sentence or else at a space; never in inline code or the first half."""
+    """Return the index to cut at: after a sentence, or else at a space, but never in inline code or the first half."""
     min_cut = len(head) // 2
     if head.count("`") % 2 and (tick := head.rfind("`")) > min_cut:
         head = head[:tick]
@@ -109,7 +109,7 @@ def _kind_cut(head: str) -> int:
 
 
 def longest_stretch(text: str, start: int, limit: int) -> str:
-    """Return the longest text from `start` within `limit` units. Combining marks stay with their character."""
+    """Return the longest text from `start` that fits in `limit` units. Combining marks stay with their character."""
     end = cut = start + len(longest_prefix(text[start : start + limit], limit))
     min_cut = max(start + 1, end - 16)
     while cut > min_cut and (

@@ -48,11 +48,11 @@ class TelegramSettings:
     """Additional seconds to wait for the response. After 35 s in total, the connection counts as dead and is
     replaced."""
     stall_seconds: float = 45
-    """Seconds without progress after which the adapter is not ready. Must be longer than `poll_seconds` plus
+    """Seconds without progress after which the adapter counts as stalled. Must be longer than `poll_seconds` plus
     `poll_grace_seconds`."""
     webhook_check_seconds: float = 30
-    """Seconds between checks of the webhook with Telegram. If no messages arrive, only these checks show that it
-    works."""
+    """Seconds between requests that ask Telegram whether the webhook works. If no messages arrive, nothing else shows
+    this."""
     backoff: Backoff = field(default_factory=Backoff)
     """Delays between retries after a network error, at most 30 seconds."""
     conflict_seconds: float = 5
@@ -62,8 +62,8 @@ class TelegramSettings:
     """Maximum time without received data during a request, in seconds. Telegram responds to sends within a second;
     photos take longer."""
     connections: int = 512
-    """Maximum number of connections: two for each of 256 concurrent turns, one for messages and one for the typing
-    indicator."""
+    """Maximum number of connections: two for each of 256 concurrent turns (one for messages, one for the typing
+    indicator)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class DiscordSettings:
     """Maximum number of events that wait for the database. If there are more, the adapter reconnects and catches
     up."""
     backoff: Backoff = field(default_factory=partial(Backoff, 0.1, 5.0))
-    """Delays between retries while the database or a channel's history cannot be used."""
+    """Delays between retries while the database or a channel's history is unavailable."""
     stale_seconds: float = 90.0
     """Seconds without an answered heartbeat, or without a session, after which the adapter reconnects."""
     request_seconds: float = 30.0

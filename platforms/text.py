@@ -48,7 +48,7 @@ def unfinished(part: OutboundPart) -> OutboundPart:
 
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
-"""Exceptions that reading data of an unexpected form can raise. Times out of range can raise three of them."""
+"""Exceptions that data of an unexpected form can cause. A time out of range alone can cause three of them."""
 _TEXT_KEYS: Final = {
     *("text", "content", "title", "question", "description", "label", "summary", "caption", "expression"),
     *("body", "value", "html", "markdown"),
@@ -71,7 +71,7 @@ def parsed_json(text: Any) -> Any:  # text or bytes in, JSON out
 
 
 def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], path: str = "") -> Any:
-    """Return `value` reduced to the parts that `read` accepts, or None. Add the paths of other parts to `dropped`."""
+    """Return only the parts of `value` that `read` accepts, or None. Add the paths of rejected parts to `dropped`."""
 
     def known(key: str) -> Any:
         return known_parts(nested[key], lambda part: read({**base, key: part}), dropped, f"{path}.{key}".lstrip("."))

@@ -121,7 +121,7 @@ class DiscordAdapter:
         if size is None:
             size = await _fetch(await _renewed_url(self._client, ref), target, max_bytes)
         if size is None:
-            raise MessageRejected("the file is gone")
+            raise MessageRejected("the file was deleted")
         return size
 
     # One connection
@@ -155,7 +155,7 @@ class DiscordAdapter:
             self._client = self._sender = None
 
     async def _connect(self, client: GatewayClient) -> None:
-        """Keep the connection open. Always ends with an error.
+        """Keep the connection open. Never returns: ends only with an exception.
 
         Before Python 3.12, `asyncio.wait_for` can lose a cancellation, and the SDK then retries forever. The SDK
         therefore runs in its own task, which is cancelled repeatedly until it ends.
@@ -172,7 +172,7 @@ class DiscordAdapter:
                 await asyncio.wait({task}, timeout=STOP_SECONDS)
 
     async def _watch(self, client: GatewayClient, events: EventQueue) -> None:
-        """Raise an error if the connection makes no progress, although it is open."""
+        """Raise an error if the connection is open but makes no progress."""
         limit = self._settings.stale_seconds
         while True:
             if await wait_until(events.overflowed, min(limit / 6, 15.0)):
@@ -221,7 +221,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error of a group to report. An error that only the operator can fix takes precedence."""
+    """Return the error to report from a group. An error that only the operator can fix takes precedence."""
     errors = [_most_telling(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
     return min(errors, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))
 
@@ -235,7 +235,7 @@ class HistoryReader:
 
     client: GatewayClient
     announce: Callable[[str, str, str], Awaitable[object]]
-    """Sends a sentence to a channel. The arguments are channel, sentence and key."""
+    """Sends a sentence to a channel. The arguments are the channel's id, the sentence and an idempotency key."""
     settings: DiscordSettings
     clock: Clock
 
@@ -303,13 +303,13 @@ async def _renewed_url(client: GatewayClient, ref: FileRef) -> str:
         async with client.calling(30.0, is_read=True):
             message = await client.get_partial_messageable(ref.channel_id).fetch_message(ref.message_id)
     except (errors.ChatUnreachable, MessageNotFound) as error:
-        raise MessageRejected("the file is gone") from error
+        raise MessageRejected("the file was deleted") from error
     if isinstance(message, discord.Message):  # `TolerantState.create_message` could not read the message
         forwarded = (file for one in message.message_snapshots for file in one.attachments)
         for attachment in (*message.attachments, *forwarded):
             if attachment.id == ref.file_id:
                 return attachment.url
-    raise MessageRejected("the file is gone")
+    raise MessageRejected("the file was deleted")
 
 
 async def _fetch(url: str, target: Path, max_bytes: int) -> int | None:

@@ -98,7 +98,7 @@ class InteractionWebhooks(AsyncWebhookAdapter):
 
 
 class TolerantState(ConnectionState[Any]):
-    """State of a connection that skips unreadable events, because an error would end the connection."""
+    """Connection state that skips unreadable events, because an error would end the connection."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -113,7 +113,7 @@ class TolerantState(ConnectionState[Any]):
                 parse(self._known(self._get_guild_channel(data)[0], data))
 
     def create_message(self, *, channel: Any, data: Any) -> Any:
-        """Create a message from the history. Returns an object with only the id if the message cannot be read."""
+        """Create a message from history data. If the data cannot be read, return an object with only the id."""
         message: Any = discord.Object(data["id"])
         with _skipping(data):
             try:
@@ -123,7 +123,7 @@ class TolerantState(ConnectionState[Any]):
         return message
 
     def _known(self, channel: Any, data: Any) -> Any:
-        """Return a message without unparsable parts. If it has no text, forward the words of these parts."""
+        """Return a message without unparsable parts. If it has no text, add theirs as a forwarded message."""
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:
@@ -226,7 +226,7 @@ class GatewayClient(discord.Client):
         self._events.put(MessageEvent(str(message.channel.id), message.id, self.read(message)))
 
     def read(self, message: discord.Message | discord.Object) -> InboundMessage | None:
-        """Return the event of a message, or None if the gateway ignores the message or cannot read it."""
+        """Convert a message to an event. Return None if the gateway ignores the message or cannot read it."""
         read = None
         with _skipping({"id": message.id}):
             read = self.reader.message(message) if isinstance(message, discord.Message) else None

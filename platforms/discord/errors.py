@@ -1,4 +1,4 @@
-"""Translation of Discord's and aiohttp's exceptions into ours."""
+"""Translation of exceptions from discord.py and aiohttp into our own."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ class TicketRejected(PlatformError):
 
 @contextlib.contextmanager
 def rest_errors(*, is_read: bool = False) -> Iterator[None]:
-    """Translate REST errors. Raises `SendAmbiguous` if the connection breaks after a write, but never for reads."""
+    """Translate REST errors. Raises `SendAmbiguous` if the connection breaks during a write (never for reads)."""
     broken = PlatformUnavailable if is_read else errors.SendAmbiguous
     try:
         yield

@@ -24,7 +24,7 @@ from platforms.settings import DiscordSettings
 
 PARALLEL_FETCHES = 4
 SKEW_MS = 60_000
-"""Maximum difference between this machine's clock and Discord's, in milliseconds."""
+"""Maximum expected difference between this machine's clock and Discord's, in milliseconds."""
 LISTEN_SECONDS = 0.5
 """Seconds to wait for an event to be stored before the queue looks for a `/stop` among later events."""
 
@@ -56,7 +56,7 @@ class MessageEvent:
 
 StoredItem: TypeAlias = MessageEvent | InboundMessage
 Item: TypeAlias = ConnectedEvent | ChannelsEvent | StoredItem
-"""Item of the queue. An `InboundMessage` is a command or a button, which is never in the history and never waits."""
+"""Item of the queue. An `InboundMessage` is a command or a pressed button. It is not in the history and never waits."""
 FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]
 """Function that fetches the messages of a channel after one id and before another. See `HistoryReader.fetch`."""
 
@@ -125,7 +125,7 @@ class EventQueue:
         self._complete: set[str] = set()
         """Channels whose history is complete for this connection."""
         self._high_water = 0
-        """Newest message id stored for any channel, or `began` converted to an id. Ids are ordered by time."""
+        """Newest message id stored for any channel; if there is none, `began` as an id. Ids are ordered by time."""
         self._connected_at = Millis(0)
         self._unstored: dict[str, InboundMessage] = {}
         """Events that are still waiting to be stored, by `event_ref`. They might include a `/stop`."""

@@ -43,7 +43,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @classmethod
     def decode(cls, ref: str) -> "FileRef":
-        """Decode a reference. Raises `MessageRejected` for any other text."""
+        """Decode a reference. Raises `MessageRejected` if the text is not a reference."""
         try:
             return msgspec.json.decode(ref, type=cls)
         except msgspec.MsgspecError as error:
@@ -51,7 +51,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class EventReader:
-    """Reader of events for one client. A live message and its copy from the history give the same value."""
+    """Converts the events of one client. A live message and its copy from the history become equal values."""
 
     def __init__(self, client: discord.Client, clock: values.Clock) -> None:
         self._client = client

@@ -1,7 +1,7 @@
 """Outbound messages: sending, editing, previews and typing indicators.
 
-A message's nonce is derived from its key. Discord recognises a repeated nonce for a few minutes. Later repeats first
-search the history for the message.
+A message's nonce is derived from its key. Discord recognises a repeated nonce only for a few minutes. A later retry
+first searches the channel's history for the message.
 """
 
 import asyncio

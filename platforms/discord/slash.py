@@ -91,7 +91,7 @@ class CommandRefused(app_commands.CheckFailure):
 
 
 class SlashCommands(app_commands.CommandTree[GatewayClient]):
-    """Slash commands and buttons of one client, passed on as command lines. Refusals are private and not stored."""
+    """Slash commands and buttons of one client, passed on as command lines. A refusal is private and not stored."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         return _choices([one for one in fitting if len(one) <= 100][:25])
 
     async def on_interaction(self, interaction: Interaction) -> None:
-        """Acknowledge a pressed button, look up its command, and pass it on. Slash commands come through the tree."""
+        """Acknowledge a pressed button, look up its command, and pass it on. `_take` handles slash commands."""
         if interaction.type is not discord.InteractionType.component:
             return
         await self._answer(interaction.response.defer)

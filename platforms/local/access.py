@@ -57,14 +57,14 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class BrowserAccessControl:
-    """Unused tokens, and access for browsers that have exchanged a token."""
+    """Issues one-time tokens, and admits browsers that have exchanged one."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._tokens: dict[str, Millis] = {}
         self._admitted: set[str] = set()
-        """Digests of browsers that were signed in at their last request."""
+        """Digests of the credentials of browsers that were signed in at their last request."""
 
     def mint(self) -> str:
         """Create a token. With more than five unused tokens, the oldest becomes invalid."""

@@ -27,7 +27,7 @@ MAX_EVENTS = 200
 
 
 class LiveChat:
-    """One chat on its open pages. Every change is published to them."""
+    """State of one chat. Every change is published to the chat's open pages."""
 
     def __init__(self, name: str, pages: PageWriter) -> None:
         self.name = name

@@ -61,15 +61,15 @@ def ref_of_file(file: SentFile) -> str:
 
 
 def taken_up(at: Millis) -> Millis:
-    """Return the sort time of a message whose turn started at `at`. This is after the entries that were shown then."""
+    """Return the sort time of a message whose turn started at `at`: just after the entries that were shown by then."""
     return Millis(at + 1)
 
 
 def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:
     """Merge stored and recent entries into one timeline.
 
-    Leaves out recent entries that are stored (`known_refs`), on this page or an earlier one, and recent entries older
-    than `since`, which belong to an earlier page. Keeps notices that were added to the end of an answer.
+    Leaves out recent entries that are stored (`known_refs`), in this batch of rows or an earlier one, and entries older
+    than `since`, which belong to an earlier batch. Keeps notices that were added to the end of an answer.
     """
     fresh = [entry for entry in recent if entry.ref not in known_refs and entry.at >= since]
     shown = {entry.ref: entry.text for entry in recent if entry.kind is EntryKind.ANSWER}

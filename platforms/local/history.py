@@ -1,6 +1,6 @@
-"""History of the page's chats: stored rows as entries, newest page first. This module only reads.
+"""Chat history of the web page: stored rows as entries, in batches, newest batch first. This module only reads.
 
-A page shows all conversations of a chat, newest last, even the messages that the model no longer sees. Undone
+The page shows all conversations of a chat, newest last, even the messages that the model no longer sees. Undone
 messages stay, marked as undone.
 """
 
@@ -29,9 +29,9 @@ def chat_key(name: str) -> ChatKey:
 def load_history(
     db: Connection, key: ChatKey, limit: int, before: int | None, recent: Sequence[Entry]
 ) -> tuple[list[Entry], int | None]:
-    """Load the newest `limit` rows of a chat, or of those before the row `before`, merged with `recent` entries.
+    """Load the newest `limit` rows of a chat (with `before`, only rows before that id), merged with `recent` entries.
 
-    Returns the entries, oldest first, and the row id at which the previous page ends, or None at the start of the chat.
+    Returns the entries, oldest first, and the value of `before` for older rows, or None at the start of the chat.
     Leaves out an answer that is not delivered yet, because the page will receive it in a moment.
     """
     chat = find_chat(db, key)
@@ -58,7 +58,7 @@ def load_history(
 
 
 def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:
-    """Return the given platform ids that are in the chat's transcript."""
+    """Return those of the given platform ids that are in the chat's transcript."""
     chat = find_chat(db, key)
     return frozenset() if chat is None else chats.known_refs(db, chat.id, refs)
 

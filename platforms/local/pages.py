@@ -30,7 +30,7 @@ class ChatView:
 
 
 class PageWriter:
-    """Writer of pages from templates, without access to requests or the store."""
+    """Renders pages from templates. Has no access to requests or the store."""
 
     def __init__(self, *, menu: Sequence[MenuCommand], max_file_bytes: int) -> None:
         environment = jinja2.Environment(

@@ -27,7 +27,7 @@ _REF = re.compile(r"[0-9a-f]{32}")
 
 
 class FormError(Exception):
-    """The form cannot be accepted. `sentence` is the reason for the person, `status` the HTTP status."""
+    """The form cannot be accepted. `sentence` tells the person why; `status` is the HTTP status."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -41,7 +41,7 @@ class SubmittedMessage:
 
     text: str
     client_id: str
-    """Id that the page gives to each message. A second request with the same id is a repetition."""
+    """Id that the page assigns to each message. A second request with the same id is a retry."""
     is_press: bool
     files: tuple[IncomingAttachment, ...]
 

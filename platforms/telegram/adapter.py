@@ -147,7 +147,7 @@ class TelegramAdapter:
 
 
 class _BotClient(AbstractAsyncContextManager["_BotClient"]):
-    """Client of one run: the SDK's bot, its two connection pools, and the tasks that run alongside polling."""
+    """Client for one run of the adapter: the SDK's bot, two connection pools, and tasks that run alongside polling."""
 
     def __init__(self, settings: TelegramSettings) -> None:
         root = settings.base_url.rstrip("/")
@@ -185,7 +185,7 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
 
 @asynccontextmanager
 async def _at_start() -> AsyncIterator[None]:
-    """Translate errors of the first requests into ours. Retries are safe, because no message has been sent yet."""
+    """Translate errors of the first requests into our own. Retries are safe: no message has been sent yet."""
     try:
         yield
     except InvalidToken:
@@ -199,7 +199,7 @@ async def _at_start() -> AsyncIterator[None]:
 
 
 async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: Intake, store: Store) -> None:
-    """Keep the menus up to date until cancelled. Every admin has a menu with all commands in the direct chat."""
+    """Keep the menus up to date until cancelled. In a direct chat, an admin's menu lists all commands."""
     if not items:
         return  # no commands; keep a menu that the operator created
     await _publish_menu(sdk, [item for item in items if not item.is_admin_only])
@@ -237,7 +237,7 @@ async def _publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: 
 
 
 def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
-    """Return the menu's commands that Telegram accepts. Each description starts with the argument."""
+    """Return the commands whose names Telegram accepts. Each description starts with the command's argument."""
     return [
         BotCommand(
             item.name, " ".join(filter(None, (item.argument, item.description)))[: BotCommandLimit.MAX_DESCRIPTION]

@@ -7,7 +7,7 @@ from platforms.base import AdapterHealth, AdapterState
 
 
 class HealthState:
-    """Health of a run. Without a response for `stall_seconds`, the adapter counts as stalled."""
+    """Health of one run of the adapter. Without a response for `stall_seconds`, the adapter counts as stalled."""
 
     def __init__(self, clock: Clock, stall_seconds: float) -> None:
         self._clock = clock

@@ -40,7 +40,7 @@ _FILES: Final = (  # an animation also has a document with the same file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReader:
-    """Reader of one bot's updates. The `event_ref` of a message is the same in every redelivery.
+    """Converts one bot's updates to values. The `event_ref` of a message is the same in every redelivery.
 
     The `event_ref` does not contain the update's number: after a quiet week, numbers restart at random and can repeat.
     """
@@ -228,7 +228,7 @@ class ReachChange:
 
 
 def read_reach(update: Update) -> ReachChange | None:
-    """Return the change if the bot can now write to a chat or no longer can, or None for other updates."""
+    """Return the change if the bot gained or lost the ability to write to a chat. Return None for other updates."""
     if (changed := update.my_chat_member) is None:
         return None
     member = changed.new_chat_member
@@ -379,9 +379,9 @@ def unknown_content(message: Mapping[str, Any]) -> list[str]:
 
 
 def with_words(message: Any, bot: str) -> Any:
-    """Return the message with the words of unknown content added to its text and to the replied-to message's text.
+    """Return the message with the words of unknown content as its text. The replied-to message is treated the same way.
 
-    The text begins with the field's name, so it is never a command. A mention of `bot` in it addresses the bot.
+    The new text begins with the field's name, so it is never a command. A mention of `bot` in it addresses the bot.
     """
     if isinstance(answered := message.get("reply_to_message"), dict):
         message = {**message, "reply_to_message": with_words(answered, bot)}

@@ -43,7 +43,7 @@ _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # Telegram would previe
 
 
 class TelegramSender:
-    """Sender of a running bot. Every method raises the errors listed at `PlatformAdapter.send`."""
+    """Sends the messages of a running bot. Every method raises the errors listed at `PlatformAdapter.send`."""
 
     def __init__(self, bot: telegram.Bot, buttons: ButtonCommandStore) -> None:
         self._bot = bot
@@ -187,7 +187,7 @@ class TelegramSender:
 async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] = ()) -> str | None:
     """Return the message id in a Bot API response, or an empty string if it has none.
 
-    Returns None if the API refuses with one of the texts in `unless`. An edit that changes nothing is not an error.
+    Returns None if the API refuses with an error text in `unless`. An edit that changes nothing is not an error.
     """
     try:
         made = await call
@@ -207,7 +207,7 @@ def _thread_id(chat: ChatKey) -> int | None:
 
 
 def _stored_entities(part: OutboundPart) -> dict[str, str] | None:
-    """Return the part's entities, stored as JSON text, as `api_kwargs`, which the SDK sends unchanged."""
+    """Return `api_kwargs` with the part's entities. They are JSON text, which the SDK sends unchanged."""
     return {"entities": part.markup} if part.markup else None
 
 

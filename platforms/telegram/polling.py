@@ -77,7 +77,7 @@ class Poller:
             self._failures = 0
 
     async def _put(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first updates, and return their number. While the database is slow, look for a later `/stop`."""
+        """Store one or more updates, and return how many. While the database is slow, look for a later `/stop`."""
         putting = asyncio.create_task(self.updates.store(updates), name="telegram-put")
         try:
             while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:

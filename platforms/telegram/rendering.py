@@ -34,7 +34,7 @@ PART_ENTITIES = 100
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
 _NO_FORMULA = r"[\s{]|\d[\d.,]*\w?\s(?![=+*/<>-]\s|\\[A-Za-z])|[A-Z_]{3,}[/\s:]"
-"""Beginning of text after `$` that is not a formula, as in `$5 and 10$`, `$HOME/x` and `${HOME}`."""
+"""Pattern of text after `$` that does not begin a formula, as in `$5 and 10$`, `$HOME/x` and `${HOME}`."""
 _FORMULA = re.compile(
     r"\$\$(?P<display>[^$]++)\$\$"
     rf"|(?<![\w$])\$(?!{_NO_FORMULA})(?P<inline>[^$\n]++)(?<!\s)\$(?![\w{{])"  # `$5 or $10` are prices
@@ -52,7 +52,7 @@ _LATEX = LatexToUnicodeHelper()
 
 
 def render(markdown: str) -> Sequence[OutboundPart]:
-    """Render Markdown as one or more parts within `PART_UNITS`. A code block that is cut stays one in both parts."""
+    """Render Markdown as one or more parts within `PART_UNITS`. A cut code block is code in both parts."""
     source = with_newlines(well_formed(markdown))
     writer = _EntityWriter(source.split("\n"))
     for token in _PARSER.parse(source):
@@ -64,7 +64,7 @@ def render(markdown: str) -> Sequence[OutboundPart]:
 
 
 def marked_as_repeat(part: OutboundPart) -> OutboundPart:
-    """Add the repeat mark before a part, and shift its entities."""
+    """Put the repeat mark before a part's text, and shift the entities accordingly."""
     entities = orjson.loads(part.markup) if part.markup else []
     for entity in entities:
         entity["offset"] += len(REPEAT_MARK)  # ASCII, so characters are units
@@ -104,7 +104,7 @@ def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
 
 
 def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntity]) -> int:
-    """Return the end of the piece that begins at index `start`. `unit`: the same position in UTF-16 units."""
+    """Return the end of the piece that begins at index `start`. `unit`: `start` counted in UTF-16 units."""
     budget = PART_UNITS
     if len(entities) > PART_ENTITIES:
         formatted = entities[PART_ENTITIES].offset - unit
@@ -122,7 +122,7 @@ def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntit
 
 
 def _clipped(entities: Sequence[MessageEntity], first: int, last: int) -> list[MessageEntity]:
-    """Return the entities between two UTF-16 units, clipped to this range, with offsets from its start."""
+    """Return the entities between two UTF-16 positions, clipped to this range, with offsets from its start."""
     ends = ((one, max(one.offset, first), min(one.offset + one.length, last)) for one in entities)
     clipped = (replace(one, offset=start - first, length=end - start) for one, start, end in ends if start < end)
     return [*islice(clipped, PART_ENTITIES)]
@@ -136,7 +136,7 @@ def _is_visible(text: str) -> bool:
 
 
 class _EntityWriter:
-    """Writer of blocks. Each block begins on a new line, after a blank line if the source has one."""
+    """Writes blocks of text with entities. A block begins on a new line, after a blank line if the source has one."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.pieces: list[str] = []

@@ -34,7 +34,10 @@ class AmbiguousRequestError(NetworkError):
 
 
 class FloodControl(TelegramError):
-    """Status 429: nothing was done. Wait `retry_after` seconds. The SDK's `RetryAfter` causes deprecation warnings."""
+    """Status 429: the request had no effect. Retry it after `retry_after` seconds.
+
+    The SDK's own `RetryAfter` is not used, because it causes deprecation warnings.
+    """
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"flood control for {retry_after:g} s")

@@ -154,7 +154,7 @@ class UpdateHandler:
 
 
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
-    """Rename a message's unreadable parts. If one of them marks a forwarded message, mark the message as forwarded."""
+    """Turn a message's unreadable parts into text. If one of them marks a forward, mark the message as forwarded."""
     if isinstance(answered := known.get("reply_to_message"), dict):
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}

@@ -1,4 +1,4 @@
-"""Webhook: Telegram sends each update as a POST request, and repeats it until it gets a 200 response."""
+"""Webhook: Telegram sends each update as a POST request, and retries until it gets a 200 response."""
 
 import asyncio
 import hmac
@@ -54,7 +54,7 @@ class WebhookHandler:
         self._quiet_until = 0.0
 
     async def receive(self, request: web.Request) -> web.Response:
-        """Store an update, then respond with 200. After any other response, Telegram repeats the request."""
+        """Store an update, then respond with 200. After any other response, Telegram retries."""
         given = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._secret):
             self._refused += 1
