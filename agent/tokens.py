@@ -92,7 +92,7 @@ def estimated_schema_tokens(name: str, description: str, parameters: Mapping[str
 
 @lru_cache(maxsize=256)
 def cached_text_tokens(text: str) -> EstimatedTokens:
-    """Return `estimated_text_tokens`, cached because each call sends the same system prompts and schemas again."""
+    """Return `estimated_text_tokens`, cached because every model call sends the same prompts and schemas again."""
     return estimated_text_tokens(text)
 
 
@@ -103,7 +103,7 @@ class RowTokenCache:
     """
 
     def __init__(self, kept: int = 32_768) -> None:
-        """Create a cache of the newest rows, at most 2 * `kept`. The default fits several long conversations."""
+        """Create a cache of the newest rows, at most 2 * `kept`. The default holds several long conversations."""
         self._kept = kept
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
@@ -114,7 +114,7 @@ class RowTokenCache:
     def text_tokens(
         self, row: Message, max_result_characters: int, *, is_shared: bool = False, reasoning_of: str = ""
     ) -> int:
-        """Return a row's tokens, unscaled and without images. `reasoning_of`: the model whose reasoning is sent."""
+        """Estimate a row's tokens, unscaled and without images. `reasoning_of`: the model whose reasoning is sent."""
         key = _key(row, max_result_characters)
         size = self._young.get(key)
         if size is None:

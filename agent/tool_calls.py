@@ -225,7 +225,7 @@ class ResultBudget:
         return min(self.result_size, input_window * 4 * RESULT_SHARE // 100)
 
     def preview_for(self, tool: Tool | None, text: str, input_window: Tokens) -> Callable[[MessageId], str] | None:
-        """Return a function that makes the result's preview from its row id, or None if the result fits."""
+        """Return a function that takes the id of the result's row and returns a preview, or None if the result fits."""
         limit = self.result_size
         if tool is not None:
             if not tool.is_persisted:
@@ -243,15 +243,15 @@ class ResultBudget:
         size = f"{len(text):,} characters, {len(text.encode('utf-8', 'replace')) / 1_024:,.0f} KB"
         beginning = f"{enclosed(BLOCK, preview)}{'…' if len(preview) < len(text) else ''}"
         return (
-            f'<{BLOCK} id="{name}">\nThis result is too long to show ({size}). All of it is stored as {name}: read '
-            f"parts with history_open, or with read_file and the path {name}, by offset and limit; search_files "
-            f"accepts the same path.\nIt begins:\n{beginning}\n</{BLOCK}>"
+            f'<{BLOCK} id="{name}">\nThis result is too long to show ({size}). All of it is stored as {name}. Read '
+            f"parts of it with history_open, or with read_file and the path {name}, using offset and limit. "
+            f"search_files accepts the same path.\nIt begins:\n{beginning}\n</{BLOCK}>"
         )
 
     def spill(
         self, db: Connection, turn_id: TurnId, tools: Mapping[str, Tool], input_window: Tokens, now: Millis
     ) -> int:
-        """Replace the largest results of a turn's newest round with previews until it fits. Return how many."""
+        """Replace the largest results of a turn's newest round with previews until it fits. Return their number."""
         names = dict(db.execute(_WHOLE_RESULTS, {"turn_id": turn_id}).fetchall())
         rows = [load_message(db, row_id) for row_id in names]
         length, room_tokens = sum(len(row.text or "") for row in rows), input_window * 2 * RESULT_SHARE // 100

@@ -61,7 +61,7 @@ SUBAGENT_ROUNDS_USED_UP = (
 Delegate: TypeAlias = Callable[
     [RunningTurn, ModelHandle, tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]
 ]
-"""Function that gives a task of a turn to a sub-agent and returns the report. See `ToolContext.delegate`."""
+"""Function that gives part of a turn's work to a sub-agent and returns a report. See `ToolContext.delegate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class _RunState:
     notice: str | None = None
     prompt: MeasuredPrompt | None = None
     compression: tuple[str | None] | None = None
-    """Focus (or None) of a compression that a tool requested. None: no tool requested a compression."""
+    """If a tool requested a compression, a tuple with its focus, which can be None. Otherwise None."""
 
     def ask_compression(self, focus: str | None) -> None:
         self.compression = (focus,)

@@ -5,7 +5,7 @@ compares it with the limits (limits.py), and decides when to compress. An `Engin
 built-in `Compressor` cuts the transcript (cuts.py), prunes tool results (pruning.py), and asks a model for a summary
 (summary.py) or builds a record without a model (deterministic.py). A compression is pending (pending.py) until a
 transaction commits it (commit.py). `ModelHandle` is a model with everything that the gateway has learned about it.
-`ContextState` stores strikes and cooldowns.
+`ContextState` stores strikes (useless compressions) and cooldowns (pauses after failures).
 
 >>> from agent.context.limits import LimitSettings, limits_of
 >>> limits = limits_of(128_000, 8_000, LimitSettings())

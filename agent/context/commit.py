@@ -178,7 +178,7 @@ def _read_by(call: ToolCall) -> list[str]:
 
 
 def _folder(before: str) -> str:
-    """Return the folder at the end of the text before a file name: all after `"path":` or after the last separator."""
+    """Return the folder at the end of the text before a file name: everything after `"path":` or the last separator."""
     folder = before.rpartition('"path":"')[2]
     return folder if '"path":"' in before and '"' not in folder else re.split(r"[\s\"'<>|;&=()]", before)[-1]
 
@@ -220,7 +220,7 @@ def _keep_attempt(
 
 
 def note_pressure(db: Connection, pressure: PressureEvent) -> None:
-    """Record that people were warned. Call this in the transaction that stores the answer with the warning."""
+    """Record a warning about the prompt size. Call this in the transaction that stores the answer with the warning."""
     state = state_of(sessions.load_session(db, pressure.session_id).context_state)
     sessions.set_context_state(db, pressure.session_id, stored_form(state.told_of(pressure.level)))
 

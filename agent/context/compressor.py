@@ -1,8 +1,8 @@
 """The built-in context engine. It cuts and prunes a transcript, and makes a handoff with a summary. It commits nothing.
 
 First, a thread chooses the rows. Then a model writes the summary. If a separate summary model fails, the conversation's
-model is asked. If no model can be reached, the compression is postponed while there is room. In all other cases, a
-record is made without a model.
+model is asked. If no model is available, the compression is postponed while there is room. If there is no room, or
+no usable summary, a record is made without a model.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ log = structlog.get_logger()
 PASSING_OUTCOMES = frozenset(
     {"auth", "quota", "not_offered", "unavailable", "timeout", "rate_limited", "capped", "unpriced"}
 )
-"""Failures that are due to the provider, not to the conversation. They postpone the compression while there is room."""
+"""Failures caused by the provider, not by the conversation. They postpone the compression while there is room."""
 MAX_LENGTH_PERCENT = 150
 """Maximum length of a summary, in percent of the requested length. Longer summaries are shortened."""
 _FRAME_TOKENS = int(estimated_text_tokens(framed("")))

@@ -114,7 +114,7 @@ class ContextController:
         return prompt
 
     async def compress_before_turn(self, prompt: MeasuredPrompt, *, message_limit: int | None) -> None:
-        """Compress for hygiene, unless automatic compression is held back.
+        """Run a hygiene compression, unless automatic compression is held back.
 
         A turn whose prompt still fits waits at most `hold_seconds`. `message_limit`: the exceeded limit, if any.
         """
@@ -135,7 +135,7 @@ class ContextController:
         layer: Layer,
         known: MeasuredPrompt | None = None,
     ) -> MeasuredPrompt:
-        """Compress before a model call if the prompt reaches the threshold, and again as long as this helps.
+        """Compress before a model call if the prompt reaches the threshold, and repeat this while it helps.
 
         While the prompt still fits, the call does not wait for a background compression or a pending one. `known`: the
         prompt of the view, if it was measured before.

@@ -46,7 +46,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Rows `[0, head_end)` and `[tail_start, …)` stay in place. Rows at the indexes `kept` move after the handoff."""
+    """Rows `[0, head_end)` and `[tail_start, …)` stay in place. The rows at `kept` move to after the handoff."""
 
     head_end: int
     tail_start: int
@@ -134,7 +134,7 @@ def _exchanges(transcript: Transcript) -> list[_Exchange]:
 
 
 def _moved_back(exchanges: Sequence[_Exchange], index: int) -> int:
-    """Return `index`, or the start of the exchange that it would split."""
+    """Return `index`, or the start of an exchange that a cut at `index` would split."""
     for first, last in reversed(exchanges):  # an earlier exchange can contain a later one
         if first < index <= last:
             index = first
@@ -142,7 +142,7 @@ def _moved_back(exchanges: Sequence[_Exchange], index: int) -> int:
 
 
 def _moved_forward(exchanges: Sequence[_Exchange], index: int) -> int:
-    """Return `index`, or the end of the exchange that it would split."""
+    """Return `index`, or the end of an exchange that a cut at `index` would split."""
     for first, last in exchanges:
         if first < index <= last:
             index = last + 1
@@ -229,7 +229,7 @@ def _tail_start(
 
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
-    """Return the start of the smallest possible tail, which leaves rows to compress if head and tail would meet."""
+    """Return the start of the smallest possible tail. If it would meet the head, start later, to leave rows between."""
     start = _moved_back(exchanges, max(head_end, len(transcript) - MIN_TAIL_ROWS))
     # If that leaves nothing to compress, begin the tail after the row or exchange that follows the head.
     return start if start > head_end else _moved_forward(exchanges, head_end + 1)
@@ -261,7 +261,7 @@ def open_request(transcript: Transcript) -> list[int]:
 def _kept(
     transcript: Transcript, sizes: Sequence[int], limits: Limits, request: Sequence[int], middle: range
 ) -> tuple[int, ...]:
-    """Return the indexes of middle rows that stay: the request, and the last answer unless it is larger than a tail."""
+    """Return the indexes of middle rows that stay: the request, and the last answer unless it is too large."""
     kept = [index for index in request if index in middle]
     answer = next((index for index in reversed(range(len(transcript))) if _is_answer(transcript[index])), None)
     if answer is not None and answer in middle and sizes[answer] <= limits.tail * SOFT_CEILING_PERCENT // 100:

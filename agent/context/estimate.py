@@ -23,7 +23,7 @@ MIN_LEARNED_TOKENS = 100
 MIN_STEP = 0.2
 """Minimum weight of a new token count. Older counts lose weight, because a provider can change its tokenizer."""
 MAX_STRIDE = 1.5
-"""Maximum factor between the scale of one token count and the learned scale. Larger differences are reduced."""
+"""Maximum factor between the scale of one token count and the learned scale. A larger factor is reduced to it."""
 SETTLED_SAMPLES = 3
 
 
@@ -42,7 +42,7 @@ class Estimator:
         return self._scaled(Size(estimated_text_tokens(text), 0))
 
     def unscaled(self, tokens: int) -> int:
-        """Convert tokens of this model to tokens of `estimated_text_tokens`."""
+        """Convert this model's tokens to unscaled tokens, as counted by `estimated_text_tokens`."""
         return int(tokens / self._calibration.scale)
 
     def rows(self, rows: Iterable[Message], style: WireStyle) -> EstimatedTokens:
@@ -137,7 +137,7 @@ class Estimator:
         return known.samples < SETTLED_SAMPLES or reported >= known.scale * covered.text * 0.5
 
     def _local_scale(self, reported: int, covered: Size) -> float:
-        """Return the token scale of this conversation so far. Newer text is probably in the same language."""
+        """Return the token scale of this conversation so far, because newer text is probably in the same language."""
         known = self._calibration
         if covered.text < MIN_LEARNED_TOKENS:
             return known.scale

@@ -268,7 +268,7 @@ class _Section:
         return bool(self._order)
 
     def drop(self) -> int:
-        """Drop the next line and return the freed tokens. The first drop frees 10 fewer, because it adds a note."""
+        """Drop the next line and return the freed tokens. The first drop frees 10 fewer tokens, as it adds a note."""
         index = self._order.pop()
         self.tokens -= self._sizes[index]
         freed = self._sizes[index] - (0 if self._dropped else 10)
@@ -302,7 +302,7 @@ def fitted(text: str, limit: Tokens) -> str:
 
 
 def bounded(text: str, redact: Redact) -> str:
-    """Return the beginning of a text without secrets and tags. If possible, cut a long text between secrets first."""
+    """Return the beginning of a text without secrets and tags. First cut a long text, between secrets if possible."""
     if len(text) > QUOTED_CHARACTERS:
         cut = seam(text, QUOTED_CHARACTERS - 4_000, QUOTED_CHARACTERS)
         text = text if cut is None else text[:cut]

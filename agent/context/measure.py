@@ -92,7 +92,7 @@ class ContextStatus:
 
     @property
     def is_crowded(self) -> bool:
-        """True if the fixed part takes at least half of the threshold."""
+        """True if the fixed part takes up at least half of the threshold."""
         return self.fixed * 2 >= self.threshold
 
 

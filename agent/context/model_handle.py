@@ -38,7 +38,7 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, ReportedToken
 log = structlog.get_logger()
 
 ASSUMED_WINDOWS = (1_000_000, 512_000, 256_000, 200_000, 128_000, 64_000, 32_000, 16_000, 8_000, 4_000)
-"""Common windows, in tokens, to guess from if a provider refuses a prompt without stating its limit."""
+"""Common window sizes, in tokens, to guess from if a provider refuses a prompt without stating its limit."""
 MAX_OFFER_AGE_MS = 7 * 86_400_000
 """Milliseconds after which a provider that stated the model's limits is asked again: a week."""
 MAX_SILENCE_AGE_MS = 86_400_000
@@ -63,7 +63,7 @@ class ModelInfo:
 class SummaryRoute:
     client: ModelClient
     context_length: Tokens | None = None
-    """None: the context length of the conversation."""
+    """Context length of the summary model, or None to use the conversation's."""
     mark: str = ""
     """Fingerprint of the route's settings. A route that failed can be used again as soon as its settings change."""
 
@@ -146,7 +146,7 @@ class LearnedProfile:
                 log.info("model.window_known", model=self.model, window=self.window, known=in_force)
 
     async def ask(self) -> None:
-        """Ask the provider for the model's limits if they are unknown or old. Concurrent calls share one answer."""
+        """Ask the provider for the model's limits if they are unknown or too old. Concurrent calls share one answer."""
         await self.load()
         if self._fetch is None or not self._is_due():
             return
@@ -280,7 +280,7 @@ class ModelHandle:
     flush_route: SummaryRoute | None = None
     """Model that takes notes before a compression. None: no notes are taken."""
     images: ModelImages | None = None
-    """None for a model that cannot see images."""
+    """Chooses images for the model; None if it cannot see images."""
     subagent_model: Callable[[], "ModelHandle | None"] = lambda: None
     """Returns the model for sub-agents, or None if they use this model."""
 

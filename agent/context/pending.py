@@ -55,7 +55,7 @@ class CompressionRegistry:
         tell: Callable[[], Awaitable[None]] | None = None,
         quiet_seconds: float = 0.0,
     ) -> None:
-        """Wait at most `seconds` until the compression is prepared. Call `tell` after `quiet_seconds`."""
+        """Wait until the compression is prepared, at most `seconds`. Call `tell` if this takes over `quiet_seconds`."""
 
         async def tell_later() -> None:
             if tell is not None:
@@ -99,7 +99,7 @@ class NoteTaker:
     pending: CompressionRegistry
 
     def begin(self, job: CompressionJob, is_ready: asyncio.Event | None = None) -> None:
-        """Start taking notes. If a turn is waiting for the summary, wait until the summary `is_ready`."""
+        """Start a task that takes notes. If `is_ready` is given, the task first waits for the summary."""
         session_id = job.view.session.id
         if self.before_split and session_id not in self.pending.notes:
             self.pending.notes[session_id] = asyncio.create_task(self._take(job, is_ready), name="notes")
@@ -108,7 +108,7 @@ class NoteTaker:
         await cancel_all([self.pending.notes[session_id]] if session_id in self.pending.notes else [])
 
     async def take_owed(self, job: CompressionJob) -> None:
-        """Start the notes in this job's chat that an earlier process did not finish."""
+        """Start taking the notes that an earlier process left unfinished in this job's chat."""
         chat_id = job.conversation.chat_id
         if self.before_split and chat_id not in self.pending.settled_chats:
             for view in await self.store.read(_load_indebted, chat_id):

@@ -16,7 +16,7 @@ MIN_GAIN_PERCENT = 10
 """Minimum gain in percent. A compression that leaves over 90 % of the earlier size or of the threshold is a strike."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
-"""Cooldown after a failure that will last, such as a refused key, an empty account or a wrong model name."""
+"""Cooldown in seconds after a lasting failure, such as a rejected key, an empty account or a wrong model name."""
 LASTING_FAILURES = frozenset({"auth", "quota", "not_offered", "rejected", "unpriced"})
 CooldownKey: TypeAlias = str
 """Key made of `loop` or `hygiene`, the failed route or engine, and the mark of its settings."""
@@ -101,7 +101,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, blocked_at=0, strikes=0) if self.is_blocked and is_outgrown else self
 
     def compressed(self, tokens_before: int, grown: int = 0) -> "ContextState":
-        """Record a compression. The next reported size judges it, with all other compressions since the last report."""
+        """Record a compression. The next reported prompt size judges all compressions since the last report."""
         awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before, grown=grown)
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 

@@ -64,7 +64,7 @@ class ContextEngine(ABC):
         return False
 
     def has_content_to_compress(self, messages: list[ListMessage]) -> bool:
-        """Return False if a compression would save nothing, regardless of the size."""
+        """Return False if a compression would save nothing, whatever the prompt's size."""
         return True
 
     def on_session_start(self, session_id: str, **kwargs: Any) -> None:  # noqa: B027  optional
@@ -91,7 +91,7 @@ class ContextEngine(ABC):
         return json.dumps({"error": f"Unknown tool: {name}"})
 
     def get_status(self) -> dict[str, Any]:
-        """Return five numbers about the context window. `usage_percent` is at most 100."""
+        """Return the prompt size, the limits, the usage and the compression count. `usage_percent` is at most 100."""
         used = self.last_prompt_tokens * 100 / self.context_length if self.context_length > 0 else 0.0
         return {
             "last_prompt_tokens": self.last_prompt_tokens,

@@ -132,7 +132,7 @@ def _next_matches(matches: Sequence[int | None], end: int) -> list[int]:
 
 
 def _pairs(messages: Sequence[ListMessage]) -> list[object]:
-    """Return a key for each call or result, by role and call ids without text. Return None for other messages."""
+    """Return the role and call ids of each call or result, for matching without the text; None for other messages."""
     return [(message["role"], ids) if (ids := ids_of(message)) else None for message in messages]
 
 

@@ -59,7 +59,7 @@ class ModelImages:
         self._learned: LearnedImageLimits | None = None
 
     def expire_learned(self) -> None:
-        """Make the next call read the stored limits again, because another process may have learned new ones."""
+        """Make `learned` read the stored limits again, because another process may have learned new ones."""
         self._learned = None
 
     async def learned(self) -> LearnedImageLimits:
@@ -115,7 +115,7 @@ class ModelImages:
 
 @dataclass(slots=True)
 class RetriedImageCall:
-    """Repeats a call with fewer or smaller images, and then without images, when a provider refuses them."""
+    """Retries a call with fewer or smaller images, and then without images, when a provider refuses them."""
 
     images: ModelImages
     _refusals: list[tuple[ImageRejected, list[PlacedImage]]] = field(default_factory=list)

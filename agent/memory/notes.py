@@ -89,7 +89,7 @@ def replaced(text: str, piece: str, new: str | None) -> str:
         listed = "\n".join(f"- {entry.text}" for entry in named or entries) or "(nothing)"
         if named:
             raise ToolError(
-                f"{counted(len(named), 'entry')} contain these words; use more words of the entry you mean:\n{listed}"
+                f"{counted(len(named), 'entry')} contain these words; quote more of the entry that you mean:\n{listed}"
             )
         raise ToolError(f"no entry contains {shortened(piece)!r}; the entries are:\n{listed}")
     lines = text.split("\n")
@@ -98,7 +98,7 @@ def replaced(text: str, piece: str, new: str | None) -> str:
 
 
 def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
-    """Split notes into the text before a person's section, its body, and the rest. None: all text is the body."""
+    """Split notes into the text before a person's section, its body, and the rest. Without a person, all is body."""
     if person is None:
         return "", text, ""
     found = re.search(rf"^## [^\n]*\({re.escape(person[0])}\)[ \t]*$\n?", text, re.MULTILINE)

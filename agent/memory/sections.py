@@ -40,7 +40,7 @@ _ABOUT_CONTEXT = """\
 follow it for that work unless it contradicts this prompt or people's requests here."""
 _ABOUT_SKILLS = """\
 # Skills
-Instructions for kinds of task, from this gateway's owner. When a task fits a skill, first read it with `skill`."""
+Instructions for kinds of tasks, from this gateway's owner. When a task fits a skill, first read it with `skill`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class TrajectoryMetrics(_Figures, frozen=True, kw_only=True):
     """Index of the first turn that the summary replaces. None if nothing was replaced."""
     end_index: int | None = None
     error: str | None = None
-    """Reason why a summary that was needed is missing."""
+    """Reason why no summary could be made, although one was needed."""
 
     @classmethod
     def of(cls, before: Sequence[int], after: Sequence[int], **other: object) -> Self:
@@ -173,7 +173,7 @@ class TrajectoryCompressor:
 
 
 def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: TrajectorySettings) -> tuple[int, int]:
-    """Return the start and end index of the turns to replace with a summary. They are equal if there are none.
+    """Return the start and end index of the turns to replace with a summary. The two are equal if nothing is replaced.
 
     A gpt turn and the tool turns after it stay together, so the summary is never followed by a tool turn.
     """

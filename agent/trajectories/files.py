@@ -86,7 +86,7 @@ class TrajectoryWriter:
             self.state = Checkpoint(settings=settings) if is_new else self._load(settings)
             for name, file in self._files.items():
                 if file.seek(0, os.SEEK_END) < self.state.written_bytes[name]:
-                    raise CommandError(f"{self._paths[name]} is shorter than its checkpoint; --force starts again")
+                    raise CommandError(f"{self._paths[name]} is shorter than its checkpoint says; --force starts over")
             self.checkpoint(is_complete=self.state.is_complete)
             for name, file in self._files.items():
                 file.truncate(file.seek(self.state.written_bytes[name]))
@@ -96,10 +96,10 @@ class TrajectoryWriter:
         try:
             state = msgspec.json.decode(self._checkpoint_path.read_bytes(), type=Checkpoint)
         except (OSError, msgspec.DecodeError) as error:
-            raise CommandError(f"{self._checkpoint_path} cannot be read ({error}); --force starts again") from error
+            raise CommandError(f"{self._checkpoint_path} cannot be read ({error}); --force starts over") from error
         if changed := [key for key, value in settings.items() if state.settings.get(key) != value]:
             others = " and another ".join(changed)
-            raise CommandError(f"{self._paths['out']} was started with another {others}; --force starts again")
+            raise CommandError(f"{self._paths['out']} was started with another {others}; --force starts over")
         return state
 
     def put(self, line: SourceLine, outcome: Outcome, source: BinaryIO) -> None:
@@ -171,7 +171,7 @@ class TrajectoryRunner:
         with closing(writer), source.open("rb") as file:
             lines = _lines_after(file, writer.state)
             if lines is None:
-                raise CommandError(f"{source} has changed since {target} was started; --force starts again")
+                raise CommandError(f"{source} has changed since {target} was started; --force starts over")
             self.on_read(writer.state.read_bytes)
             is_complete = False
             try:

@@ -84,7 +84,7 @@ class _Words:
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages in which a text can contain rules, with the hint words in the text. Every rule contains a hint word."""
+"""Languages that a text may contain rules in, each with its hint words in the text. Every rule has a hint word."""
 
 
 def plain(text: str) -> str:
@@ -134,7 +134,7 @@ def _stored() -> dict[str, dict[str, Any]]:  # regular expressions, and lists of
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """Return a regular expression for sorted words, none a prefix of another. It tries shared prefixes once."""
+    """Return a regular expression for sorted words, none a prefix of another. It tests each shared prefix only once."""
     found = []
     for first, some in groupby(words, key=lambda word: word[:1]):
         rest = [word[1:] for word in some]

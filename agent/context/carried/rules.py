@@ -67,7 +67,7 @@ def rules_in_force(
     """Return the rules in the earlier record and in these rows that are not withdrawn, oldest first.
 
     `head`: rows that stay before the record. The model still sees their rules, so these are left out. Sentences that
-    withdraw them are returned.
+    withdraw such rules are returned.
     """
     listed = {_key(rule): rule for rule in earlier}
 
@@ -97,7 +97,7 @@ def rules_in_force(
 
 
 def within_room(rules: Sequence[Rule], limit: int) -> tuple[Rule, ...]:
-    """Return the newest rules that fit into `limit` tokens. In a shared chat, each member gets at most half of it."""
+    """Return the newest rules that fit into `limit` tokens. In a shared chat, each person gets half of that at most."""
     kept: list[Rule] = []
     used = Counter[str]()
     for rule in reversed(rules):
@@ -113,7 +113,7 @@ def drop_notice(rule_id: int, texts: Sequence[str]) -> str:
 
 
 def dropped_rule(row: Message) -> int | None:
-    """Return the id of the message whose rules this row withdraws. Return None if the row is not such a notice."""
+    """Return the id of the message whose rules this row withdraws, or None if the row is not a withdrawal notice."""
     is_notice = row.origin is Origin.NOTICE and row.sender_ref is None  # a notice with a sender quotes a person's edit
     dropped = rf"\AThe standing rule {RECALL_ID} (?:{_DROPPED}|{_DROPPED_BEFORE})"
     found = re.match(dropped, row.text or "") if is_notice else None
@@ -149,7 +149,7 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
 
 
 def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
-    """Return the possible kinds of a sentence, most likely first. Reports, questions and one-off requests have none."""
+    """Return the possible kinds of a sentence, most likely first; none for reports, questions and one-off requests."""
     lower = plain(sentence).strip()
     if lower.endswith(("?", "\uff1f")):
         lower = _TAG.sub("", lower)
@@ -178,7 +178,7 @@ def person_of(row: Message) -> str:
 
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
-    """Return the rule that a sentence clearly withdraws, or None, and whether it shares a word with any rule."""
+    """Return the rule that a sentence clearly withdraws (or None), and True if it shares a word with any rule."""
     words = _words(sentence)
     others = (_words(rule.text) for rule in rules)
     shares = (len(words & other) * 100 // max(1, min(len(words), len(other))) for other in others)

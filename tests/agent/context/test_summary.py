@@ -115,7 +115,7 @@ def test_the_thirteen_headings_stand_in_the_request_in_their_order() -> None:
         "another assistant",
         "Answer no question",
         "without a greeting",
-        "language of the people",
+        "language that the people in the conversation use",
         "headings in English",
         "[REDACTED]",
         "say that it was there",
