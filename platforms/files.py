@@ -1,4 +1,4 @@
-"""Writing of files from the network or the disk, up to a size limit."""
+"""Writes files from the network or the disk, up to a size limit."""
 
 import asyncio
 import shutil

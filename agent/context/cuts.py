@@ -46,7 +46,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Rows `[0, head_end)` and `[tail_start, …)` stay in place. The rows at `kept` move to after the handoff."""
+    """Rows `[0, head_end)` and `[tail_start, …)` stay in place. The rows with the indexes `kept` follow the handoff."""
 
     head_end: int
     tail_start: int
@@ -229,7 +229,7 @@ def _tail_start(
 
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
-    """Return the start of the smallest possible tail. If it would meet the head, start later, to leave rows between."""
+    """Return the start of the smallest possible tail, or a later index if that leaves no rows after the head."""
     start = _moved_back(exchanges, max(head_end, len(transcript) - MIN_TAIL_ROWS))
     # If that leaves nothing to compress, begin the tail after the row or exchange that follows the head.
     return start if start > head_end else _moved_forward(exchanges, head_end + 1)

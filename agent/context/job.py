@@ -205,7 +205,7 @@ class PressureEvent:
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Takes notes from rows that leave the view. Never raises. Commits do not wait. A restart repeats unfinished runs."""
+"""Takes notes from rows that leave the view. Never raises or delays a commit. A restart repeats unfinished runs."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Tells people the reason when a turn waits a long time for an automatic compression."""
 ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent

@@ -123,7 +123,7 @@ class TolerantState(ConnectionState[Any]):
         return message
 
     def _known(self, channel: Any, data: Any) -> Any:
-        """Return a message without unparsable parts. If it has no text, add theirs as a forwarded message."""
+        """Return a message without unparsable parts. If it has no text, add their text as a forwarded message."""
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:

@@ -52,7 +52,7 @@ _LATEX = LatexToUnicodeHelper()
 
 
 def render(markdown: str) -> Sequence[OutboundPart]:
-    """Render Markdown as one or more parts within `PART_UNITS`. A cut code block is code in both parts."""
+    """Render Markdown as parts within `PART_UNITS`, at least one. A cut code block continues in the next part."""
     source = with_newlines(well_formed(markdown))
     writer = _EntityWriter(source.split("\n"))
     for token in _PARSER.parse(source):

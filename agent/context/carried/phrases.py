@@ -84,7 +84,7 @@ class _Words:
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages that a text may contain rules in, each with its hint words in the text. Every rule has a hint word."""
+"""Languages of rules that a text may contain, each with the hint words in the text. Every rule has a hint word."""
 
 
 def plain(text: str) -> str:
