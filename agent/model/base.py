@@ -36,8 +36,8 @@ class FinishReason(StrEnum):
 DEFAULT_MAX_TOKENS: Final = 32_000
 """Output limit for an unknown model when a reply must not be cut off. Every current model allows this limit."""
 CacheTtl: TypeAlias = Literal["5m", "1h"]
-"""Time for which a prompt stays cached after its last use. Caching for `1h` costs twice the input price, and caching
-for `5m` costs 1.25 times the input price.
+"""Time for which a prompt stays cached after its last use. Writing to the cache costs 1.25 times the input price for
+`5m`, and twice the input price for `1h`.
 """
 
 
@@ -53,7 +53,7 @@ class Endpoint:
     read_seconds: float = 120.0
     """Longest wait for the start of a response, and for each later piece. Without streaming: for the whole response."""
     first_piece_seconds: float = 300.0
-    """Longest wait for a reply's first piece while the server keeps the connection alive. The model may be thinking."""
+    """Longest wait for a reply's first piece if the server keeps the connection alive while the model thinks."""
     streams: bool = True
     max_output_tokens: int | None = None
     """Highest output limit that a request may set. None: no maximum."""
@@ -81,7 +81,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payer:
-    """Chat, conversation and turn that pay for a call. If all are None, a call counts only towards the daily total."""
+    """Chat, conversation and turn that a call is charged to. If all are None, only the daily total includes it."""
 
     chat_id: ChatId | None = None
     lineage_id: LineageId | None = None
@@ -103,7 +103,7 @@ class Ledger(Protocol):
         """Store a call's ledger row. Raises `StoreUnavailable`."""
 
     async def output_cap(self, route: str, model: str) -> int | None:
-        """Return the output limit in tokens that the provider recently stated for this model."""
+        """Return the output limit in tokens that the provider recently stated for this model; None if not stated."""
 
     async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
         """Store the output limit that a provider stated in a refusal. Raises `StoreUnavailable`."""
@@ -128,7 +128,7 @@ class ModelRequest:
     max_output_tokens: int | None
     """Output limit. None for a summary, which must not be cut off."""
     output_cap: int | None = None
-    """Highest output limit that the model and the remaining context allow. Sent to APIs that require a limit."""
+    """Highest output limit that model and context allow. It applies if the API requires a limit and none is set."""
     style: WireStyle = field(default_factory=WireStyle)
     reasoning_effort: ReasoningEffort | None = None
     """Reasoning effort chosen for the conversation. None: the effort in the model's settings."""
@@ -136,8 +136,8 @@ class ModelRequest:
     view: tuple[SessionId, int] | None = None
     """Session whose prompt these rows form, and the session's version. None: the rows are not a session's prompt."""
     cache_key: str = ""
-    """Key by which providers can route requests whose prompts begin alike. Empty for a request that is sent only once.
-    Such a request is not marked for caching, which would cost a quarter more.
+    """Key that lets providers route requests whose prompts begin alike to the same cache. Empty for a request that is
+    sent only once. Such a request is not marked for caching, because writing to the cache costs a quarter more.
     """
 
 
@@ -155,7 +155,7 @@ class ModelReply:
     cost: MicroUsd | None = None
     """Cost as reported by the provider."""
     refused: tuple[ModelError, ...] = ()
-    """Errors for earlier forms of the request, which the provider refused. Each form was a separate call."""
+    """Refusals of earlier forms of this request. Each form was sent in a separate call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ class CallForm:
     """Request fields that set reasoning effort and sampling. After a refusal, `after` returns the next form to try."""
 
     wanted: tuple[ReasoningEffort | None, bool]
-    """Reasoning effort that the call requests, and True if the call has tools."""
+    """Requested reasoning effort, and whether the call has tools."""
     sampling: Mapping[str, float]
     """Temperature and similar settings. Some models accept only one of them, or none."""
     efforts: Sequence[Mapping[str, Any]]
@@ -192,7 +192,7 @@ class CallForm:
         return {**self.sampling, **self.efforts[self.index]}
 
     def after(self, error: ModelError) -> Self | None:
-        """Return the next form to try; None if the settings did not cause the error."""
+        """Return the next form to try; None if the settings did not cause the error or no other form is left."""
         text = refusal_text(error)
         for name in self.sampling:
             if name in text:
@@ -223,7 +223,7 @@ def made_by(route: str, model: str) -> str:
 
 
 class CalledModel(Protocol):
-    """Model that can be called through a route."""
+    """Model, and the route through which it is called."""
 
     route: str
     """Protocol and host, for the ledger and for learned limits. Never contains a credential."""
@@ -244,7 +244,7 @@ class ChatModel(CalledModel, Protocol):
         """Return the model's limits.
 
         Never raises. The request is free and takes a few seconds at most. Returns None if the provider cannot be
-        reached, or if it might state more limits after a call.
+        reached now, or if it states limits only once a call has loaded the model.
         """
 
     async def close(self) -> None:

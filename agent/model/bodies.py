@@ -24,7 +24,7 @@ MAX_BODY_BYTES: Final = 3_000_000
 The decoded value can use ten times as much memory.
 """
 MAX_VALUES: Final = 200_000
-"""Maximum number of JSON values in one event: in memory, an empty list is twenty times as large as its text."""
+"""Maximum number of JSON values in one event, because an empty list uses twenty times the memory of its text."""
 PIECE_BYTES: Final = 65_536
 """Maximum size of a decompressed piece. Pieces from the network usually have this size."""
 
@@ -59,7 +59,7 @@ async def _bound(response: httpx2.Response) -> None:
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """Decompressed response body, cut at a size limit."""
+    """Decompressed response body, truncated at a size limit."""
 
     def __init__(self, packed: httpx2.Response, max_bytes: int) -> None:
         self._packed = packed
@@ -124,7 +124,7 @@ def _value(text: bytearray) -> object:
 
 
 async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None]) -> AsyncIterator[object]:
-    """Yield the events of a stream, or the single JSON value of a body. Call `advance` when a single value begins.
+    """Yield the events of a stream, or the only value of a JSON body. If the body is JSON, call `advance` at its start.
 
     Raises `ReplyMalformed` for an event that is too long or not JSON.
     """
@@ -173,9 +173,9 @@ tasks wait up to ten milliseconds. Pausing after every event would use a fifth m
 
 
 async def checkpoint(slice_end: float) -> float:
-    """Let other tasks run if a stream has used up its time slice. Return the time at which the current slice ends.
+    """Let other tasks run if a stream has used up its time slice. Return the time at which its current slice ends.
 
-    Without these pauses, a stream would process tens of kilobytes of received bytes at a time. Twenty streams would
+    Without these pauses, a stream would process tens of kilobytes without interruption, and twenty streams would
     repeatedly block all other tasks for a tenth of a second.
     """
     if time.perf_counter() < slice_end:

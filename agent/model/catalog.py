@@ -1,7 +1,7 @@
 """Catalog of well-known models: their sizes and prices from `catalog.json`, and the cost of a call.
 
-The sizes in that file are maintained by hand for each model family. If hosts state different sizes, the file has the
-smallest. The prices are the model makers' own prices. `make catalog` imports them from genai-prices, a development
+The sizes in that file are maintained by hand for each model family. If hosts state different sizes, the file contains
+the smallest. The prices are the model makers' own prices. `make catalog` imports them from genai-prices, a development
 dependency. Sizes stated by the provider override those in the file, and the configuration overrides both.
 """
 
@@ -70,7 +70,7 @@ def load_catalog() -> Catalog:
 def known_model(model: str) -> KnownModel | None:
     """Return the limits of a model's family; None if the name matches no family.
 
-    A name with a tag, such as `gpt-oss:20b`, belongs to a local server, which sets the window when it starts.
+    A tag, as in `gpt-oss:20b`, indicates a local server, which sets its own limits. All limits are then None.
     """
     names, sizes = list(_names(model)), load_catalog().sizes
     matching = [pattern for pattern in sizes if any(fnmatchcase(name, pattern) for name in names)]
@@ -141,7 +141,7 @@ FREE: Final = Price(input=0.0, output=0.0, cache_read=0.0, cache_write=0.0)
 
 
 def cost_of(usage: CanonicalUsage, price: Price | None) -> MicroUsd | None:
-    """Return the cost of a call with this usage, rounded up; None if the price is unknown."""
+    """Return the cost of a call with this usage, rounded up to whole `MicroUsd`; None if the price is unknown."""
     if price is None:
         return None
     if price.long_prompts is not None and usage.prompt > price.long_prompts.above_prompt_tokens:
@@ -204,10 +204,9 @@ class PriceCatalog:
 
     def __init__(self, models: Mapping[str, Price]) -> None:
         self._named = {_parts(name): price for name, price in models.items()}
-        """Prices by the name's words and numbers in any order: `claude-3.5-haiku` and `claude-haiku-3-5` are the same.
-        """
+        """Prices by the words and the numbers of a name, so `claude-3.5-haiku` and `claude-haiku-3-5` are the same."""
         self._families: dict[tuple[str, ...], dict[float, Price]] = {}
-        """Prices by the name's words (the family), then by version."""
+        """Prices by family (the words of the name), then by version."""
         newest_first = sorted(models, reverse=True)
         for name in sorted(newest_first, key=lambda name: (DATE.search(name) is not None, len(name))):
             self._named.setdefault(_parts(DATE.sub("", name)), models[name])
@@ -237,7 +236,7 @@ class PriceCatalog:
         return next((self._named[parts] for parts in map(_parts, spellings(name)) if parts in self._named), None)
 
     def _newest(self, name: str) -> Price | None:
-        """Return a version's price, or the newest version's if it is not listed; None if all listed ones are newer."""
+        """Return a version's price, or the newest version's if it is unlisted; None if it is older than all listed."""
         family, numbers = _parts(_core(name))
         versions = self._families.get(family)
         if versions is None or not (numbers or name.endswith("-latest")):

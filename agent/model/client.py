@@ -1,4 +1,4 @@
-"""Clients for models. They check spending caps, retry calls, calculate costs, and each have a circuit breaker.
+"""Clients for models, which check spending caps, retry calls and calculate costs. Each has its own circuit breaker.
 
 Only this module retries a model call. The SDKs' own retries are disabled.
 """
@@ -28,9 +28,9 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 MAX_FAILURES = 3
-"""Consecutive failed calls, each including its retries, after which the circuit opens."""
+"""Number of consecutive failed calls after which the circuit opens. A call and its retries count once."""
 OPEN_SECONDS = (30.0, 60.0, 300.0)
-"""Seconds for which a circuit stays open: at first, after one failed trial, and after two or more."""
+"""Seconds for which a circuit stays open: initially, after one failed trial, and after each further failed trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class CircuitState:
     seconds: float
     """Seconds until the next trial."""
     why: str
-    """Fault of the route, worded to follow the model's name in a sentence."""
+    """Fault of the route, worded to follow the model's name, such as "cannot be reached"."""
 
 
 class CircuitBreaker:
@@ -58,7 +58,7 @@ class CircuitBreaker:
 
     @property
     def open(self) -> CircuitState | None:
-        """Return the state while the circuit is open; None if the route may be called."""
+        """Return the circuit's state while it is open; None if the route may be called."""
         left = self._open_until - self._now()
         return CircuitState(seconds=left, why=self._why) if left > 0 else None
 
@@ -210,7 +210,7 @@ class BaseClient(Generic[M]):
             raise
 
     async def _record_refused(self, refused: Sequence[errors.ModelError], payer: Payer, purpose: str) -> None:
-        """Record the refused calls that the `ChatModel` then repeated in another form."""
+        """Record the refused calls after which the `ChatModel` sent the request in another form."""
         for error in refused:
             await self.ledger.record(payer, self.row(purpose, remedy_for(error).outcome, 0))
 

@@ -35,7 +35,7 @@ class KeptPrompt:
     """The elements as comma-separated JSON, in pieces. Joining the pieces would fragment memory."""
     call_ids: frozenset[str] = frozenset()
     ends: tuple[Message, ...] = ()
-    """The first and the last row."""
+    """The first and the last row of the prefix."""
     made_for: tuple[object, ...] = ()
     """All values, besides the rows, that determine the bytes."""
 
@@ -61,8 +61,8 @@ class KeptPrompt:
 def _settled_rows(transcript: Transcript) -> int:
     """Return the number of initial rows whose messages no later row can change.
 
-    The last of these rows is an answer, and the next row is from a person, so later rows cannot be merged into their
-    messages.
+    The last of these rows is an answer, and the row after it is from a person. Later rows therefore cannot be merged
+    into the messages of these rows.
     """
     turns = 0
     for index in range(len(transcript) - 1, 0, -1):
@@ -76,7 +76,7 @@ def _settled_rows(transcript: Transcript) -> int:
 
 
 def _are_answers_within(rows: Transcript) -> bool:
-    """True if every tool result answers a call in these rows. Another result would change an earlier message."""
+    """True if every tool result answers a call in these rows. A result for an earlier call would change its message."""
     asked: set[str | None] = set()
     for row in rows:
         if row.role is MessageRole.ASSISTANT:

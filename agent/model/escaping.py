@@ -27,7 +27,7 @@ def escaped(text: str) -> str:
 
 
 def enclosed(text: str) -> str:
-    """Return the text with a backslash in each string that looks like the closing tag of a block around it."""
+    """Return the text with a backslash in each string that looks like the closing tag of the block that holds it."""
     if text.isascii() and "<" not in text:
         return text
     return _ANGLE.sub(lambda found: found[0] + "\\" * _closes_block(text, found.start()), text)

@@ -52,7 +52,7 @@ class Sdk:
 
 
 class HttpModel:
-    """Model behind an HTTP API. Allows concurrent calls over one connection pool. Close the model when done."""
+    """Model behind an HTTP API. Concurrent calls share one connection pool. Close the model when done."""
 
     def __init__(self, endpoint: Endpoint, protocol: str, sdk: Sdk, base_url: str) -> None:
         self.name = endpoint.model
@@ -115,10 +115,10 @@ class HttpChatModel(HttpModel, ABC):
         """Index of the accepted form, by reasoning effort and by whether the request has tools."""
         self._faults: frozenset[str] = frozenset()
         self._shape = 0
-        """Message list shape that the server accepts, as in `WireStyle.shape`."""
+        """Shape of the message list that the server accepts (see `WireStyle.shape`)."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """Call the model. After some refusals, try other forms of the request, and remember the accepted form."""
+        """Call the model. If a refusal suggests another form of the request, try it, and remember the accepted form."""
         most, asked = self._endpoint.max_output_tokens, request.max_output_tokens
         if most is not None and asked is not None:
             request = replace(request, max_output_tokens=min(most, asked))

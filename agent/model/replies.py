@@ -223,7 +223,7 @@ def _is_said(source: str, request: ModelRequest) -> bool:
 
 
 def padded_json(value: object) -> str:
-    """Return a value's JSON, padded with ten blanks for each object and list because these use more memory.
+    """Return a value's JSON, with ten more blanks for each object and list, so that its length reflects memory use.
 
     >>> len(padded_json({"a": []}))
     29

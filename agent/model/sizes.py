@@ -75,7 +75,7 @@ class ModelSize:
 
 
 def room_beside(prompt: EstimatedTokens, window: Tokens) -> int:
-    """Return the number of tokens that a prompt leaves free, less a margin for error: 5 %, but at least 256."""
+    """Return the number of tokens that a prompt leaves free, less a margin of 5 % of the prompt (at least 256)."""
     return window - prompt - max(256, prompt * 5 // 100)
 
 
@@ -83,7 +83,7 @@ UNKNOWN_LIMITS: Final = ModelLimits()
 
 
 def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNOWN_LIMITS) -> ModelSize:
-    """Return the limits of the named model. If window and output limit are configured, both are used unchanged.
+    """Return the limits of the named model. If both limits are configured, they are used unchanged.
 
     >>> size = model_size("gpt-4o", ModelLimits(context_length=Tokens(100_000)))
     >>> size.context_length, size.context_from.value, size.max_output_tokens, size.output_from.value
@@ -120,7 +120,7 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
 
 
 def plausible(offered: ModelLimits) -> ModelLimits:
-    """Return the limits stated by a provider, without implausible figures."""
+    """Return the limits stated by a provider, with implausible values replaced by None."""
     context, output = offered.context_length, offered.max_output_tokens
     return ModelLimits(
         context_length=context if context is not None and 2_048 <= context <= 20_000_000 else None,

@@ -27,10 +27,10 @@ UsageFormat: TypeAlias = Literal["chat_completions", "responses", "anthropic"]
 def normalize_usage(usage: object, format: UsageFormat | None = None) -> CanonicalUsage | None:
     """Convert a provider's `usage`, a mapping or an SDK object. Return None if it has no prompt count.
 
-    If `format` is None, the field names decide. The prompt counts of chat completions and responses include tokens read
-    from and written to the cache, so both are subtracted to get `input`. Anthropic, and proxies that only rename its
-    fields, do not include these tokens in the prompt count. `output` includes `reasoning`. Counts that are strings,
-    booleans or negative are ignored.
+    If `format` is None, the field names determine the format. In chat completions and responses, the prompt count
+    includes tokens read from and written to the cache, so these are subtracted to get `input`. Anthropic, and proxies
+    that only rename its fields, do not include them. `output` includes `reasoning`. Counts that are strings, booleans
+    or negative are ignored.
 
     >>> normalize_usage(
     ...     {"prompt_tokens": 900, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 800}}
@@ -115,7 +115,7 @@ def _bounded(holder: object, name: str) -> int:
 
 
 def _count(holder: object, name: str) -> int | None:
-    """Return a token count. Some servers send a float."""
+    """Return a token count as an integer, because some servers send floats; None for any other value."""
     value = _field(holder, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -124,7 +124,7 @@ def _count(holder: object, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a prompt or of a part of it: the text's estimated tokens before scaling, and the number of images."""
+    """Size of all or part of a prompt: estimated tokens of its text, not adjusted to the model, and image count."""
 
     text: int
     images: int
@@ -154,7 +154,7 @@ def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> Canonical
 
 
 def rows_size(rows: Iterable[Message], style: WireStyle, sizes: RowTokenCache = ROW_TOKENS) -> Size:
-    """Return the estimated size of rows as sent to a provider. The function reads every row, so keep the result."""
+    """Return the estimated size of rows as sent to a provider. Reads every row, so avoid repeated calls."""
     text_of, limit, is_shared = sizes.text_tokens, style.max_result_characters, style.is_shared
     text, images, maker = 0, 0, style.reasoning_of
     for row in rows:
@@ -170,6 +170,6 @@ def rows_size(rows: Iterable[Message], style: WireStyle, sizes: RowTokenCache = 
 
 
 def fixed_tokens(request: ModelRequest) -> int:
-    """Return the estimated tokens of the system prompt and the tool schemas, before scaling."""
+    """Return the estimated tokens of the system prompt and the tool schemas, not adjusted to the model."""
     tools = (estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in request.tools)
     return cached_text_tokens(request.system) + sum(tools)

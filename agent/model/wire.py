@@ -4,9 +4,9 @@ Every protocol starts from this form. The same rows produce the same bytes on ev
 prompt cache valid. A new row changes no earlier message, except that its text can be added to the last message.
 
 The list is always valid. The user speaks first and roles alternate. Tool results follow their calls in call order. A
-call without a result gets a placeholder result, and a result without a call is dropped. A handoff (the summary of
-older messages) becomes an assistant message if it follows a user message or tool result, and people's text follows it.
-Otherwise, it becomes a user message or part of one.
+call without a result gets a placeholder result, and a result without a call is dropped. A handoff (the summary of older
+messages) becomes an assistant message if a user message or tool result precedes it and people's text follows.
+Otherwise, the handoff becomes a user message or part of one.
 """
 
 import re
@@ -31,13 +31,13 @@ _Part: TypeAlias = dict[str, Any]  # content part of a message
 
 NOTHING_RETURNED = "(the tool returned nothing)"
 """Replacement for an empty tool result, which providers refuse."""
-LOST_RESULT = "[no result: nothing is recorded of how this call ended]"
+LOST_RESULT = "[no result: there is no record of how this call ended]"
 INTERRUPTED = "[this answer was interrupted here]"
 UNNAMED_TOOL = "unnamed"
 NOTICE = "[gateway notice]"
-"""Prefix of every line that the gateway itself writes for the model. People's text cannot have such lines."""
+"""Prefix of every line that the gateway itself writes for the model. In people's text, such lines are escaped."""
 REASONING = "reasoning"
-"""Key for an answer's reasoning: the blocks stored by the protocol."""
+"""Key of a message that holds the reasoning of an answer, as stored by the protocol."""
 BEGINS_LATER = f"{NOTICE} Earlier messages are not shown."
 """User message inserted before an answer that starts the list. Providers require the user to speak first."""
 
@@ -256,7 +256,7 @@ def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
 
 
 def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireStyle) -> None:
-    """Add a user message for adjacent rows. A row has no time stamp if the row before has the same sender and turn."""
+    """Add a user message for adjacent rows. A row after one with the same sender and turn gets no time stamp."""
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
         traced.add({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])}, rows[0])
         return

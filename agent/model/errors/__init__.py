@@ -9,7 +9,7 @@ from hermes_state.text import dollars
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Handling of an error kind: ledger record, retries, message to the user, and effect on the circuit breaker."""
+    """Handling of one kind of error: name in the ledger, retries, message, and effect on the circuit breaker."""
 
     outcome: str
     """Name of the error in the ledger."""
@@ -18,14 +18,14 @@ class Remedy:
     sentence: str
     """Text for the user. Never contains the provider's text, which might quote a key or a prompt."""
     trouble: str | None = None
-    """Fault of the route, worded to follow the model's name. Repeated faults open the route's circuit
-    breaker. None: the error does not count against the route.
+    """Fault of the route, worded to follow the model's name. Repeated faults open the route's circuit breaker. None:
+    the error is not the route's fault.
     """
 
 
 OUTCOME_OK = "ok"
 OUTCOME_CANCELLED = "cancelled"
-"""Outcome of a call that was stopped or ran out of time."""
+"""Outcome of a call that was cancelled before it ended, for example because a user stopped the turn."""
 
 REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
     errors.AuthRejected: Remedy(outcome="auth", trouble="rejects our API key", sentence="{access}."),

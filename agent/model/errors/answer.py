@@ -38,7 +38,7 @@ class ErrorAnswer:
     fields: tuple[str, ...]
     """Paths of the request fields that the error names, in lower case."""
     name: str
-    """First error name that is safe to show, unchanged, or an empty string. Other names could be sentences or keys."""
+    """First error name that is safe to show, verbatim, or an empty string. Other names could be sentences or keys."""
 
     @property
     def title(self) -> str:
@@ -74,7 +74,7 @@ class ErrorAnswer:
         return None if found is None else next((int(group) for group in found.groups() if group), None)
 
     def numbers(self, feature: str) -> list[int]:
-        """Return all numbers matched by a feature with a single pattern."""
+        """Return all numbers that match a feature, which must have a single pattern."""
         return [int(number) for number in load_features()[feature][0].findall(self.text)]
 
     def count(self, name: str) -> int | None:
@@ -124,7 +124,7 @@ def _joined(lines: str) -> str:
 
 
 def error_answer(status: int, headers: Mapping[str, str], body: object) -> ErrorAnswer:
-    """Return the normalised response. `status`: 0 for an error after a 200. `body`: decoded JSON, or any text."""
+    """Normalise an error response. `status`: 0 for an error after a 200. `body`: decoded JSON, or any text."""
     walk = _AnswerReader()
     if not (isinstance(body, str) and body.lstrip().startswith("<")):
         walk.take("message", body)
@@ -220,6 +220,6 @@ _NAMING: Final = frozenset(
 )
 """Fields that contain the name of the error."""
 _SAYING: Final = ("message", "msg", "detail", "error", "description", "title", "raw", "body", "text", "reason", "hint")
-"""Substrings of the names of fields whose text describes the error."""
+"""Parts of field names. A field whose name contains one of them describes the error."""
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
 """Pattern of an error name. Any other text could be a sentence or a key."""

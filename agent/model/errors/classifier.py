@@ -136,7 +136,7 @@ def _most_bytes(answer: ErrorAnswer) -> int | None:
 
 
 def _of_account(answer: ErrorAnswer) -> ModelError | None:
-    """Return the error for a refusal due to the account's rate limit, quota, credit or plan; None for any other."""
+    """Return the error for a refusal due to the account's rate limit, quota, credit or plan; else None."""
     what, status, wait = answer.title, answer.status, answer.retry_after
     if (afforded := answer.number("afforded")) is not None:
         is_worth_it = afforded >= 1_024  # in tokens; a shorter answer is not worth a call
@@ -202,7 +202,7 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
 def _overflow(
     answer: ErrorAnswer, request: ModelRequest | None, prompt: int | None, window: int | None, *, is_both: bool
 ) -> ModelError:
-    """Return `OutputCapExceeded` if some output fits, else `ContextOverflow`. `is_both`: the sizes include output."""
+    """Return `OutputCapExceeded` if an answer still fits, else `ContextOverflow`. `is_both`: sizes include output."""
     # If only the sum is stated, or counting stopped at the limit, use our own estimate.
     is_counted = prompt is not None and not answer.says("partly_counted")
     taken = prompt

@@ -42,7 +42,7 @@ def apply_anthropic_cache_control(
 
 
 def _ends_message(pair: Sequence[_Message]) -> bool:
-    """False for an empty message and for a tool result before another, because other APIs join tool results."""
+    """False for an empty message, and for a tool result that precedes another, because other APIs join the two."""
     return bool(pair[0].get("content")) and [message.get("role") for message in pair] != ["tool", "tool"]
 
 

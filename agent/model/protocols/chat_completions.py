@@ -2,7 +2,7 @@
 
 The API has no field for reasoning, so servers add their own: `reasoning_details` (OpenRouter), `reasoning_content`
 (DeepSeek and many local servers) or `reasoning`. We collect the reasoning and send it back with the tool calls that
-followed it. Each stored block contains some fields of a message.
+followed it. Each stored block contains the message fields to send back.
 """
 
 import re
@@ -105,7 +105,7 @@ class ChatReplyBuilder(ReplyBuilder):
         self._texts: dict[str, StringIO] = {}
         self._details: list[dict[str, Any]] = []
         self._further: list[StringIO] = []
-        """Later text pieces of each reasoning detail."""
+        """Text of each reasoning detail that was streamed after its first piece."""
         self._thinking = StringIO()
         self._extras: dict[str, dict[str, Any]] = {}
         """Fields to send back with a call, by the call's index."""
@@ -172,7 +172,7 @@ class ChatReplyBuilder(ReplyBuilder):
                 self._further.append(StringIO())
 
     def _continued(self, piece: Mapping[str, Any]) -> bool:
-        """Join a piece to the previous detail if possible, because a signature is only valid for the complete text."""
+        """Append a piece to the detail it continues, whose signature covers all text. Return False for a new detail."""
         before = self._details[-1] if self._details else {}
         field = _IN_PIECES.get(str(piece.get("type")))
         if field is None or any(before.get(key) != piece.get(key) for key in ("type", "index")):
@@ -197,7 +197,7 @@ class ChatReplyBuilder(ReplyBuilder):
         return self.built(is_cut_off=self._finish == "length", reasoning=self.stored_reasoning)
 
     def stored_reasoning(self, thought: str) -> Reasoning | None:
-        """Return the reasoning to store. Reasoning details, if any were sent, already include the reasoning text.
+        """Return the reasoning to store: the reasoning details if any were sent, because they include the text.
 
         `thought`: text between think tags, for servers that do not separate the reasoning.
         """

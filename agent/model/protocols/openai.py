@@ -32,24 +32,24 @@ OPENAI_SDK: Final = Sdk(
 )
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
-"""Default base URL. Without a base URL, the SDK would read it from the environment."""
+"""Default base URL. Without this value, the SDK would read a URL from the environment."""
 
 
 class RequestFault(StrEnum):
     """Reason why a server refused a request that it might accept in a different form."""
 
     LIMIT_NAME = "limit_name"
-    """Reason: the server uses another name for the output limit."""
+    """Refusal because the server uses another name for the output limit."""
     STREAM_OPTIONS = "stream_options"
-    """Reason: the server does not know the option that asks for usage at the end of a stream."""
+    """Refusal because the server does not know the option that requests usage at the end of a stream."""
     ENCRYPTED_REASONING = "encrypted_reasoning"
-    """Reason: the model cannot add its encrypted reasoning to a reply."""
+    """Refusal because the model cannot include encrypted reasoning in a reply."""
     MISSING_REASONING = "missing_reasoning"
-    """Reason: the server requires reasoning for every answer, but accepts a blank."""
+    """Refusal because the server requires reasoning with every answer. It accepts a blank."""
     MISSING_SIGNATURE = "missing_signature"
-    """Reason: the server requires a signature for every answer's first call, even if another model made the call."""
+    """Refusal because the server requires a signature for each answer's first call, even a call by another model."""
     REPLAYED_REASONING = "replayed_reasoning"
-    """Reason: the server does not accept reasoning from earlier calls, perhaps because they used another account."""
+    """Refusal because the server rejects reasoning from earlier calls, perhaps because they used another account."""
 
 
 class OpenAIModel(HttpChatModel, ABC):
@@ -119,7 +119,7 @@ _FAULTS: Final = {
     RequestFault.REPLAYED_REASONING: r"\Ainvalid_encrypted_content "
     r"|\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)",
 }
-"""Pattern for each fault. It searches a line with the refusal's code and parameter, and then the refusal's text."""
+"""Pattern for each fault. It is searched for in a line with the error's code and parameter, and in the error's text."""
 
 
 def fault_of(error: ModelError) -> RequestFault | None:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses protocol. Every call sends the whole conversation, so the provider stores nothing.
+"""OpenAI's Responses protocol. Every call sends the whole conversation, so the provider need not store it.
 
 A request consists of instructions and items. A tool call, its result, and the reasoning before them are separate items.
 """
@@ -74,7 +74,7 @@ def encoded_request(
 
 Item: TypeAlias = dict[str, Any]  # the API's JSON
 ReasoningItem: TypeAlias = tuple[int, Item]
-"""Number and reasoning item. The number counts the outputs (texts and calls) before the item in its answer."""
+"""Reasoning item, after the number of outputs (text and calls) that precede it in its answer."""
 MAX_CALL_ID_CHARACTERS: Final = 64
 """Longest call id that the API accepts. Earlier calls from other providers can have longer ids."""
 
@@ -209,7 +209,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
 
 
 def replayed_item(item: Mapping[str, Any]) -> Item | None:
-    """Return the fields of a reasoning item that are sent back; None for an item without content."""
+    """Return the fields of a reasoning item to send back to the provider; None for an item without content."""
     if not item.get("encrypted_content") and not item.get("content"):
         return None
     fields = ("type", "id", "summary", "content", "encrypted_content")
