@@ -29,7 +29,7 @@ class CallPlan:
     access: ToolAccess
     context: ToolContext
     grants: Collection[tuple[str, str, str]] = ()
-    """Saved approvals, each with the tool's name, the call's shape and the person who approved."""
+    """Saved approvals: tool name, call shape (see `Tool.shape`) and the person who approved such calls."""
     admin_chats: Sequence[ChatId] = ()
     ready: list[ReadyCall] = field(default_factory=list)
     refused: list[tuple[ToolCall, ToolReply]] = field(default_factory=list)
@@ -86,9 +86,9 @@ class CallPlan:
 
 
 def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> ApprovalRequest:
-    """Return the approval question for a call: the exact effect, and how to answer.
+    """Return the approval question for a call, which states the call's exact effect and how to answer.
 
-    `origin`: the person and chat of the call, if an admin is asked in another chat.
+    `origin`: the person and chat that the call comes from, if an admin is asked in another chat.
     """
     tool, shape = one.tool, "" if answerer is Answerer.MODERATOR else one.shape
     shown = tool.shown(one.arguments) if tool.shown is not None else json_block(one.arguments)
@@ -101,7 +101,7 @@ def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> Appr
         if shape:
             longer = (
                 " To allow later calls as well, add `session` (until `/new`) or `always` (until `/tools forget`). This "
-                f"covers calls of {inline(tool.name)} by everyone in {place} chat {reach}"
+                f"covers calls to {inline(tool.name)} by everyone in {place} chat {reach}"
             )
             longer += "" if reach.endswith("\n") else "."
         return f"{who}Press a button, or send `/approve a{number}` or `/deny a{number} <reason>`.{longer}"
@@ -124,7 +124,7 @@ def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> Appr
 _NOT_PLAIN = re.compile(
     "[^\x00-\x7f\u00ae-\u024f\u0400-\u0482\u048a-\u052f\u3041-\u3096\u30a1-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
 )
-"""Pattern for any character except ASCII and common letters, which are always visible."""
+"""Pattern for characters that might be invisible: all except ASCII and common letters."""
 _SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F, 0x17B4, 0x17B5, 0x2800)))
 
 _WORD, _LATIN = re.compile(r"(?<!\\)\w+"), re.compile("[A-Za-z]")  # a letter after a backslash is an escape code
@@ -147,7 +147,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def inline(text: str) -> str:
-    """Return a name, never shortened, as inline code, or as a code block if it is long or contains backticks."""
+    """Return a complete name as inline code, or as a code block if it is long or contains backticks."""
     shown = re.sub(r"^ | $", r"\\u0020", _visible(text)).replace("\n", r"\u000a")
     shown = _WHOLE_WORD.sub(_coded, shown) if _LATIN.search(shown) else shown
     return f"`{shown}`" if shown and "`" not in shown and len(shown) <= 200 else f"\n{fenced(shown)}\n"

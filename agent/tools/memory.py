@@ -28,13 +28,13 @@ class NoteChange(Arguments, frozen=True):
 def memory_tool(notes: MemoryDirectory) -> Tool:
     """Return the tool `memory`.
 
-    It writes notes only for its own chat, and notes about a person only in turns that this person started.
+    It writes notes only for the chat of the call, and notes about a person only in turns that this person started.
     """
 
     @tool(
         description="Save a note for later conversations. `user`: who the person is and how they want things done; "
         "`memory`: lasting facts about the work. Save preferences and corrections at once, one sentence each. No task "
-        "progress, secrets or tool results. Never promise to remember without this.",
+        "progress, secrets or tool results. Never promise to remember something without saving it.",
         effect=ToolEffect.WRITES,
         needs_approval=False,
         instructs=lambda change: (change.action, change.target) != ("remove", "user"),

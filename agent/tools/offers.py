@@ -50,7 +50,7 @@ class Policy(StrEnum):
 
 class ToolAccess(Protocol):
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Return the reason why a tool must not be used in a chat or by a person; None if it is allowed."""
+        """Return the reason why a tool may not be used in a chat or by a person; None if it is allowed."""
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy: ...
 
@@ -98,7 +98,7 @@ class ReadyCall:
 
 
 class OfferRegistry:
-    """Tool offers by session. Also resolves calls to their tools."""
+    """Keeps the tool offer of each session, and finds the tool for each call."""
 
     def __init__(self, registry: ToolRegistry, store: Store, access: ToolAccess | None = None) -> None:
         self.registry = registry
@@ -152,7 +152,7 @@ class OfferRegistry:
 def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> tuple[Tool, ...]:
     """Return the tools that fit into a prompt, in the given order, followed by `more_tools` if some do not fit.
 
-    Essential tools always stay. Tools of plugins and servers are left out first, then the least used.
+    Essential tools always stay. Tools of plugins and servers are left out first, then the least used built-in tools.
     """
     room = min(MAX_SCHEMA_TOKENS, max(0, threshold - 1_024) * SCHEMA_PERCENT // 100)
     sizes = {tool.name: schema_tokens(tool) for tool in tools}
@@ -172,9 +172,9 @@ def schema_tokens(tool: Tool) -> int:
 
 
 class _MoreTools(Arguments, frozen=True):
-    query: Annotated[str, Meta(description="Words; empty lists all.")] = ""
-    tool: Annotated[str | None, Meta(description="Alone: shows its arguments.")] = None
-    arguments: Annotated[dict[str, Any] | None, Meta(description="Runs `tool`.")] = None
+    query: Annotated[str, Meta(description="Words to find. Empty: list all.")] = ""
+    tool: Annotated[str | None, Meta(description="Tool to run. Without arguments, shows its schema.")] = None
+    arguments: Annotated[dict[str, Any] | None, Meta(description="Arguments for `tool`.")] = None
 
 
 def more_tools(behind: Iterable[Tool]) -> Tool:

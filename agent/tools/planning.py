@@ -28,9 +28,9 @@ class _TodoItem(Arguments, frozen=True):
 
 class _TodoList(Arguments, frozen=True):
     items: Annotated[
-        tuple[_TodoItem, ...] | None, Meta(description="The whole list; with update: only new and changed items.")
+        tuple[_TodoItem, ...] | None, Meta(description="The whole list; with update, only new and changed items.")
     ] = None
-    update: Annotated[bool, Meta(description="True keeps all other items.")] = False
+    update: Annotated[bool, Meta(description="Keep all other items.")] = False
 
 
 def todo_tool(clock: Clock) -> Tool:
@@ -39,7 +39,7 @@ def todo_tool(clock: Clock) -> Tool:
     @tool(
         description="Your to-do list for this conversation, for tasks of three steps or more. Write it before you "
         "begin, keep one item in_progress, and mark each item done as soon as it is. The list stays when older "
-        "messages leave your view. Without items: shows it.",
+        "messages leave your view. Call it without items to see the list.",
         effect=ToolEffect.WRITES,
         needs_approval=False,
     )
@@ -88,22 +88,22 @@ DELEGATE: Final = "delegate"
 
 class _Task(Arguments, frozen=True):
     task: Annotated[str, Meta(min_length=1, description="The work to do and the report to give.")]
-    context: Annotated[str, Meta(description="Facts, paths and quotes it needs from this conversation.")] = ""
+    context: Annotated[str, Meta(description="Facts, paths and quotes that it needs from this conversation.")] = ""
     tools: Annotated[
-        tuple[str, ...] | None, Meta(description="Names of the tools that it may use; omitted: all available.")
+        tuple[str, ...] | None, Meta(description="Names of the tools that it may use. Default: all available.")
     ] = None
 
 
 @tool(
     name=DELEGATE,
     description="Delegate a task to a sub-agent, which works alone with tools and cannot see this conversation. Its "
-    "report is the result. Use it for long work whose outcome alone matters, such as reading many files or pages. "
+    "report is the result. Use it for long work if only the outcome matters, such as reading many files or pages. "
     "Several calls in one step run in parallel. It cannot ask questions or do anything that needs approval.",
     effect=ToolEffect.READ_ONLY,  # so that a restart repeats the call, which continues its sub-agent
     timeout_seconds=86_400.0,  # includes waiting for other sub-agents; other limits normally end the task much earlier
 )
 async def delegate_tool(arguments: _Task, context: ToolContext) -> str:
-    """Run a task in a sub-agent and return its report. Its tool calls follow the chat's approval policy."""
+    """Run a task in a sub-agent and return its report. The sub-agent's calls follow the chat's approval policy."""
     if context.delegate is None or context.call is None:
         raise ToolError("sub-agents are not available here")
     known = f"\n\nContext:\n{arguments.context}" if arguments.context else ""
@@ -120,7 +120,8 @@ class _Window(Arguments, frozen=True):
 
 @tool(
     name="context",
-    description="How full your context window is. `compress` summarises earlier messages, keeping details on `focus`.",
+    description="Show how full your context window is. `compress` summarises earlier messages but keeps details on "
+    "`focus`.",
     effect=ToolEffect.READ_ONLY,
 )
 async def context_tool(arguments: _Window, context: ToolContext) -> str:

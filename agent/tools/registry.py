@@ -69,7 +69,7 @@ class ToolContext:
     call: tuple[MessageId, str] | None = None
     """Id of the stored answer that contains this call, and the call's own id."""
     delegate: "Callable[[tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]] | None" = None
-    """Runs the task of a call in a sub-agent, which can use only the named tools (None: all tools). Returns its report.
+    """Runs the task of a call in a sub-agent that can use only the named tools (None: all), and returns its report.
 
     Raises `ToolError`. None in the turn of a sub-agent.
     """
@@ -97,7 +97,7 @@ class ToolContext:
 
 
 ToolFunction: TypeAlias = Callable[[Any, ToolContext], Awaitable["str | ToolReply"]]
-"""Function behind a tool. Receives parsed arguments, and returns the result for the model or raises `ToolError`."""
+"""Function that a tool runs. Receives parsed arguments, and returns the result for the model or raises `ToolError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,19 +119,19 @@ class Tool:
     """Length above which the model sees only a result's beginning. None: the limit that all tools share."""
     is_persisted: bool = True
     """True if a long result is stored and the model sees only its beginning. False for tools that read stored results,
-    because they keep to `ToolContext.result_size` themselves.
+    because they limit their results to `ToolContext.result_size` themselves.
     """
     needs_approval: bool = True
     """False if calls skip the approval policy because they only change the chat's own data, such as notes."""
     is_exempt: Callable[[Any], bool] = lambda arguments: False
     """Returns True for a call that skips the approval policy because it neither writes nor executes."""
     check: Callable[[Any, ToolContext], None] = lambda arguments, context: None
-    """Checks a call before people are asked to approve it. Raises `ToolError` for an impossible call."""
+    """Checks a call before people are asked to approve it. Raises `ToolError` if the call cannot succeed."""
     shape: Callable[[Any], str] = lambda arguments: "any"
     """Returns the kind of a call. An approval for `session` or `always` covers all calls of the same kind."""
     reach: Callable[[str], str] = lambda shape: "with any arguments" if shape == "any" else f"of the kind `{shape}`"
-    """Returns a description of all calls that have a given shape, worded to end a sentence. If it ends with a code
-    block, a line break follows.
+    """Returns a description of all calls that have a given shape, worded to end a sentence. If the description ends
+    with a code block, it includes a final line break.
     """
     instructs: Callable[[Any], bool] = lambda arguments: False
     """Returns True for a call that changes the instructions for later turns. In groups, only moderators can approve it.
@@ -188,7 +188,7 @@ class ToolSource(Protocol):
 
 
 class ToolRegistry:
-    """The agent's tools by name: first the added tools, in the order they were added, then the tools of a source."""
+    """The agent's tools by name: the added tools in the order in which they were added, then the tools of a source."""
 
     def __init__(self, tools: Iterable[Tool] = (), source: ToolSource | None = None) -> None:
         self._tools: dict[str, Tool] = {}

@@ -49,7 +49,7 @@ class _Read(Arguments, frozen=True):
     path: Annotated[str, Meta(description="Path in the workspace, or an id such as m123.")]
     offset: Annotated[int, Meta(ge=1, description="First line.")] = 1
     limit: Annotated[int, Meta(ge=1, le=5_000, description="Maximum lines.")] = 500
-    column: Annotated[int, Meta(ge=1, description="Character of the first line to start at, for very long lines.")] = 1
+    column: Annotated[int, Meta(ge=1, description="First character to show of the first line, if it is very long.")] = 1
 
 
 class _Write(Arguments, frozen=True):
@@ -65,7 +65,7 @@ class _Edit(Arguments, frozen=True):
 
 
 class _List(Arguments, frozen=True):
-    path: Annotated[str, Meta(description="Folder; empty: whole workspace.")] = ""
+    path: Annotated[str, Meta(description="Folder. Empty: the whole workspace.")] = ""
     depth: Annotated[int, Meta(ge=1, le=10)] = 3
 
 
@@ -208,7 +208,7 @@ def _excerpt(stream: TextIO, name: str, asked: _Read, *, room: int, note: str = 
     last = offset - 1 + sum(row[0] != "[" for row in rows)
     if last < total:
         more = f" Continue with offset {last + 1}."
-    head = f"Lines {offset}-{last} of {total} of {shown(name)}." if rows else f"{shown(name)} is empty."
+    head = f"{shown(name)}, lines {offset}-{last} of {total}." if rows else f"{shown(name)} is empty."
     return "\n".join([f"{head}{more}{note}", *rows])
 
 

@@ -76,8 +76,8 @@ class _SearchState:
 class _Search(Arguments, frozen=True):
     pattern: str
     path: Annotated[str, Meta(description="File, folder or id such as m123.")] = ""
-    glob: Annotated[str, Meta(description="Only files such as *.py or src/*.ts.")] = ""
-    literal: Annotated[bool, Meta(description="The pattern is plain text.")] = False
+    glob: Annotated[str, Meta(description="Only matching files, such as *.py or src/*.ts.")] = ""
+    literal: Annotated[bool, Meta(description="Treat the pattern as plain text.")] = False
     ignore_case: bool = False
 
 
@@ -120,7 +120,7 @@ async def _found(asked: _Search, context: ToolContext, workspace: WorkspaceHandl
 def _command(asked: _Search) -> list[str]:
     pattern = asked.pattern
     if not pattern or "\n" in pattern or "\0" in pattern:
-        raise ToolError("the pattern must be a single line that is not empty")
+        raise ToolError("the pattern must be a single non-empty line")
     if (program := shutil.which("rg")) is None:
         text = re.escape(pattern) if asked.literal else pattern
         return [sys.executable, "-I", "-S", "-c", _WORKER, "i" if asked.ignore_case else "-", text]
@@ -235,6 +235,6 @@ def _told(state: _SearchState, room: int) -> str:
     if len(rows) < len(state.rows):
         cut = f" Only {len(rows)} are shown; use a narrower path, glob or pattern."
     if state.left_out:
-        cut += f" Skipped, because a search needs too much memory: {', '.join(map(shown, state.left_out[:5]))}."
+        cut += f" Skipped because searching needs too much memory: {', '.join(map(shown, state.left_out[:5]))}."
     head = f"{counted(len(state.rows), 'line')} found in {counted(state.files, 'text file')}.{cut}"
     return "\n".join([head, *rows])

@@ -62,7 +62,7 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
         delivery.deliver(context.chat_id)
         name = shown(file.name)
         if not is_new:
-            return f"{name} with the same content was already sent in this turn; it is not sent again."
+            return f"{name} was already sent with this content in this turn, so it is not sent again."
         return f"{name} ({file.size_bytes:,} bytes) is on its way to the chat."
 
     return send_file

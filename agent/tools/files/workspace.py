@@ -148,13 +148,13 @@ class WorkspaceHandle:
         return data
 
     def write(self, parts: PathParts, data: bytes) -> bool:
-        """Write a file atomically and return True if it is new. The caller holds `lock`.
+        """Write a file atomically and return True if it is new. The caller must hold `lock`.
 
         An existing file keeps its permissions. Missing folders are created.
         """
         *folders, name = _named(parts)
         if len(data) > self.settings.max_file_bytes:
-            raise ToolError(f"{len(data):,} bytes is too large: the limit is {self.settings.max_file_bytes:,} bytes")
+            raise ToolError(f"{len(data):,} bytes are too many: the limit is {self.settings.max_file_bytes:,} bytes")
         with self.open_folder(tuple(folders), is_made=True) as folder, _explained(parts, folder, name):
             mode, old_bytes = None, 0
             with suppress(FileNotFoundError):

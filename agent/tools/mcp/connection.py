@@ -92,10 +92,10 @@ async def _pages(
     kept: Callable[[Any], T],
     seconds: float,
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
-    """Return a list's items, and messages about errors that stopped the reading.
+    """Return the items of a list, and a message about the error if one stopped the reading.
 
-    `kept` reduces each item as soon as it is read, because a page can be megabytes long. Raises `ToolError` if the
-    connection has ended.
+    `kept` extracts the needed part of each item at once, because a page can be megabytes long. Raises `ToolError` if
+    the connection has ended.
     """
     found: list[T] = []
     cursor: str | None = None

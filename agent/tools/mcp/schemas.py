@@ -208,5 +208,5 @@ def _is_number(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """True for a short string. Long strings are left out, because references can repeat the same string often."""
+    """True for a short string. Long strings are left out, because references can repeat the same string many times."""
     return isinstance(value, str) and len(value) <= MAX_PLACE_TEXT

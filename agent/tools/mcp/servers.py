@@ -30,6 +30,7 @@ from hermes_state.files.folder import AttachmentFolder
 from hermes_state.imports import defer
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
+from hermes_state.text import counted
 from hermes_state.values import ChatId, Clock, Image, Millis
 
 log = structlog.get_logger()
@@ -78,7 +79,7 @@ class ServerHandle:
             await asyncio.sleep(pause)
 
     async def _serve(self) -> None:
-        """Connect, and return when the connection ends."""
+        """Connect to the server, and return when the connection ends."""
         if (missing := missing_sdk()) is not None:
             raise ToolError(missing)
         sdk, changed = await asyncio.to_thread(_load_sdk), asyncio.Event()
@@ -199,7 +200,7 @@ class ServerRegistry:
         return {name: tool for handle in self._handles.values() for name, tool in handle.tools.items()}
 
     def why_missing(self, name: str) -> str | None:
-        """Return why a tool is missing if its server is configured but not connected; None in all other cases."""
+        """Return why a tool is missing if its server is configured but not connected; otherwise None."""
         server = name.partition("__")[0]
         handle = self._handles.get(server)
         return None if handle is None or handle.status.state is ServerState.CONNECTED else handle._why_down()
@@ -241,7 +242,7 @@ class ImageStore:
         images = await context.store.write(_insert, context.chat_id, files, self.clock.now())
         scaler = self.scaler or ImageScaler(self.files)
         shown = [image for image in images if context.sees_images and await scaler.load(image.path, ImageLimits())]
-        note = f"\n[{count - len(shown)} images cannot be shown to you]" if len(shown) < count else ""
+        note = f"\n[not shown to you: {counted(count - len(shown), 'image')}]" if len(shown) < count else ""
         return ToolReply(text=text + note, images=tuple(shown))
 
     def _keep(self, data: bytes, mime: str) -> StoredFile:

@@ -86,7 +86,7 @@ class RemoteResult:
 
 
 def _words(block: dict[str, Any]) -> str:
-    """Return a content block as text. For a block without text, the text only names the block's type."""
+    """Return a content block as text. A block without text is represented by its type."""
     match block:
         case {"type": "text", "text": str(text)}:
             return text

@@ -1,6 +1,6 @@
 """MCP servers that run as child processes.
 
-They do not inherit the gateway's secrets. When a server ends, its own child processes are ended too.
+They do not inherit the gateway's secrets. When a server ends, its own child processes are killed.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ Reading: TypeAlias = MemoryObjectReceiveStream[SessionMessage | Exception]
 Writing: TypeAlias = MemoryObjectSendStream[SessionMessage]
 
 MAX_WEIGHT: Final = 32 << 20
-"""Maximum estimated memory use of a message, in bytes: 8 MB of text, or less text if it has many small values."""
+"""Maximum estimated memory use of a message, in bytes. It allows 8 MB of text, or less if it has many small values."""
 END_SECONDS: Final = 2.0
-"""Seconds that a server has to end after its input is closed, and again after SIGTERM."""
+"""Seconds to wait for a server to end after its input is closed, and again after SIGTERM."""
 INVALID_ANSWER: Final = "the server's answer does not follow the protocol"
 TOO_LARGE: Final = "the answer is larger than the limit for a message (8 MB, or less if it has many small values)"
 _KEPT_BYTES = 256
@@ -105,7 +105,7 @@ async def _start(settings: ServerSettings) -> Process:
 
 
 def server_environ(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return a server's environment variables. It inherits only those gateway variables that hold no secrets."""
+    """Return a server's environment variables: those given for it, and gateway variables that hold no secrets."""
     kept = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
     return {name: own[name] for name in kept if name in own} | dict(given)
 
@@ -188,7 +188,7 @@ async def _write(process: Process, to_server: MemoryObjectReceiveStream[SessionM
 
 
 async def _log_errors(process: Process, name: str, last: deque[str]) -> None:
-    """Log up to 60 lines per minute from the server's standard error. `last` holds the last line that was not empty."""
+    """Log up to 60 lines per minute from the server's standard error. Put the latest non-empty line into `last`."""
     assert process.stderr is not None
     lines, began, count, data = LineReader(4_000), 0.0, 0, b"\n"
     while data:
@@ -207,7 +207,7 @@ async def _log_errors(process: Process, name: str, last: deque[str]) -> None:
 
 
 def weight(data: bytes) -> int:
-    """Return the estimated memory of a JSON text after parsing, in bytes."""
+    """Return the estimated memory use of a JSON text after parsing, in bytes."""
     return 4 * len(data) + 64 * (data.count(b"[") + data.count(b"{")) + 32 * data.count(b",")
 
 
@@ -219,7 +219,7 @@ class LineReader:
         self._line, self._tail = bytearray(), b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Yield each line that ends in `data`, and True if the line is complete."""
+        """Yield each line that ends in `data`, and whether the whole line was kept."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             self._add(part)

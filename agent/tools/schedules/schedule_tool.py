@@ -30,10 +30,10 @@ MIN_MINUTES = 5
 
 class _Change(Arguments, frozen=True):
     action: Literal["list", "add", "pause", "resume", "remove"]
-    cron: Annotated[str | None, Meta(description="add: five fields of cron, such as 0 8 * * mon-fri.")] = None
-    at: Annotated[str | None, Meta(description="add, instead of cron: once, such as 2026-11-24 08:00.")] = None
-    text: Annotated[str, Meta(description="add: the message, understandable without this conversation.")] = ""
-    id: Annotated[int | None, Meta(description="pause, resume, remove: from list.")] = None
+    cron: Annotated[str | None, Meta(description="For add: five cron fields, such as 0 8 * * mon-fri.")] = None
+    at: Annotated[str | None, Meta(description="For add, instead of cron: one time, such as 2026-11-24 08:00.")] = None
+    text: Annotated[str, Meta(description="For add: the message. It must be clear without this chat.")] = ""
+    id: Annotated[int | None, Meta(description="For pause, resume and remove: id from list.")] = None
 
     @property
     def spec(self) -> str:
@@ -51,8 +51,8 @@ def schedule_tool(
 ) -> Tool:
     """Return the tool `schedule`.
 
-    It changes only the schedules of its own chat. Scheduled turns cannot add schedules. `zone` returns the time zone
-    for new schedules, or "" if the server's time zone has no name.
+    It changes only the schedules of the call's chat. Scheduled turns cannot add schedules. `zone` returns the time
+    zone for new schedules, or "" if the server's time zone has no name.
     """
 
     def draft(asked: _Change, context: ToolContext, name: str) -> NewSchedule:
@@ -67,7 +67,7 @@ def schedule_tool(
                 raise ToolError("in a shared chat, only admins and moderators can add schedules")
             draft(asked, context, "")
         elif asked.action != "list" and asked.id is None:
-            raise ToolError(f"{asked.action} needs an id; the action list shows the ids")
+            raise ToolError(f"{asked.action} needs an id; use the action `list` to see the ids")
 
     def shown(asked: _Change) -> str:
         if asked.action != "add":
@@ -75,11 +75,11 @@ def schedule_tool(
         name = zone()
         spec = normalised(asked.spec, name)
         times = ", ".join(upcoming(spec, name, clock.now()))
-        return f"At {inline(spec)} ({name}), next {times}, send this message to the chat:\n{fenced(asked.text)}"
+        return f"Send this message to the chat at {inline(spec)} ({name}; next: {times}):\n{fenced(asked.text)}"
 
     @tool(
-        description="Schedule a message to this chat, once or repeatedly, for you to act on then: reminders, reports, "
-        "checks. Times are local, like message stamps.",
+        description="Schedule a message to this chat, once or repeatedly, for reminders, reports and checks. You act "
+        "on it when it arrives. Times are local, like message time stamps.",
         effect=ToolEffect.WRITES,
         check=check,
         is_exempt=lambda asked: asked.action == "list",
@@ -142,7 +142,7 @@ def new_schedule(
 
 @locks(chat="schedule.chat_id")
 def add(db: Connection, schedule: NewSchedule) -> str:
-    """Store a schedule and return its next times. Raises `ToolError` if the chat already has `MAX_PER_CHAT`."""
+    """Store a schedule and report its next times. Raises `ToolError` if the chat has `MAX_PER_CHAT` schedules."""
     if schedules.count_schedules(db, schedule.chat_id) >= MAX_PER_CHAT:
         raise ToolError(f"this chat already has the maximum of {MAX_PER_CHAT} schedules; remove one first")
     number = schedules.insert_schedule(db, schedule)

@@ -1,8 +1,8 @@
 """Times of schedules: cron expressions, local dates with times, and their next occurrences.
 
 Each local time occurs once. A time that is skipped when clocks go forward occurs later, by the skipped amount. If a
-time is repeated when clocks go back, only the first counts. APScheduler's `CronTrigger` (3.11) is not used because it
-skips midnights after a day of 23 hours, fires twice in a repeated hour, and treats 0 as Monday.
+time is repeated when clocks go back, only the first one counts. APScheduler's `CronTrigger` (3.11) is not used because
+it skips midnights after a day of 23 hours, fires twice in a repeated hour, and treats 0 as Monday.
 """
 
 import re

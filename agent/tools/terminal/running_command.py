@@ -33,7 +33,7 @@ from hermes_state.text import printable, well_formed
 
 _OWN_PROCESSES = 4
 _CREDENTIALS = struct.Struct("iii")
-"""Process, user and group ids of the process that wrote to a socket, as seen outside the sandbox."""
+"""Format of the process, user and group ids of a process that wrote to a socket, as seen outside the sandbox."""
 
 
 class OutputReader:
@@ -76,7 +76,7 @@ class OutputReader:
             self._cut_tail()
 
     def take(self) -> str:
-        """Return the output since the last call. In long output, a character count replaces the middle."""
+        """Return the output since the last call. If it is long, a note on the omitted length replaces the middle."""
         self._cut_tail()
         if len(self._head) + len(self._tail) == self._total:
             text = readable((self._head + self._tail).decode(errors="replace"))
@@ -171,7 +171,7 @@ class RunningCommand:
             return made
 
     async def _begin(self, gate: socket.socket, *, has_end: bool) -> None:
-        """Limit the command's resources while it waits at the gate, then let it start."""
+        """Limit the command's resources while it waits at the `GATE`, then let it start."""
         loop, is_there = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(gate, is_there.set)
         try:
@@ -280,7 +280,7 @@ class RunningCommand:
         return self._too_much_memory if is_over else self._find_crowd()
 
     def _find_crowd(self) -> str | None:
-        """Return the reason to end this command if all commands together use too much memory or too many processes.
+        """Return a reason to end this command if all commands together use too much memory or too many processes.
 
         Only the largest command of the chat that uses the most is ended.
         """

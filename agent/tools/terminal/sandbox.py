@@ -136,8 +136,8 @@ echo >&0; read -r _ && exec "$@" </dev/null 3<&- 4<&- 5<&-
 """
 GATE: Final = ("sh", "-c", _GATE, "gate")
 """Command prefix that delays a program until the gateway has set its limits. It writes a line to standard input, which
-is a socket, and waits for a line in return. It ends if the other side is closed. While it waits, it keeps the sandbox's
-lists of System V objects open, so that the gateway can measure their memory.
+is a socket, and waits for a line in return. If the gateway closes the socket, it ends. While it waits, it keeps the
+sandbox's lists of System V objects open, so that the gateway can measure their memory.
 """
 
 _MACHINES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198), "riscv64": (0xC00000F3, 198)}
@@ -257,8 +257,8 @@ class Usage(NamedTuple):
 class ControlGroup:
     """Control group of a command.
 
-    It is inside its chat's group, which is inside the group for all chats. The object is falsy if the gateway cannot
-    create groups.
+    This group is inside the chat's group, which is inside the group for all chats. The object is falsy if the gateway
+    cannot create groups.
     """
 
     def __init__(self, chat: str, limit: Usage) -> None:
@@ -287,7 +287,7 @@ class ControlGroup:
         return ("sh", "-c", _JOIN, "join", *map(str, self._folders), "--")
 
     def look(self) -> tuple[Usage, bool]:
-        """Return the usage without reclaimable memory, and True if the kernel killed a process that used too much."""
+        """Return the usage without reclaimable memory, and whether the kernel killed a process for using too much."""
         names = "memory.current memory.usage_in_bytes memory.stat memory.events memory.oom_control pids.current"
         found = _figures(self._folders, names)
         used = found.get("memory.current", found.get("memory.usage_in_bytes", 0))

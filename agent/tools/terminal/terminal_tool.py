@@ -30,7 +30,7 @@ TERMINAL = "terminal"
 STOP_SECONDS = 5.0
 """Time limit in seconds for ending background commands and reporting that they ended."""
 
-_SECONDS = "run: time limit. poll: how long to wait for the end, by default 0."
+_SECONDS = "For run: time limit. For poll: how long to wait for the end (default 0)."
 
 
 class Command(Arguments, frozen=True):
@@ -141,8 +141,8 @@ def terminal_tool(
     lines: WeakValueDictionary[ChatId, asyncio.Semaphore] = WeakValueDictionary()
 
     @tool(
-        description="Run a shell command (bash if available) in a sandbox. It starts in /workspace, the files of this "
-        "chat; everything else, such as /tmp, is lost afterwards. There is no network unless the operator allows it. "
+        description="Run a shell command (bash if available) in a sandbox. It starts in /workspace, this chat's files. "
+        "Everything else, such as /tmp, is lost afterwards. There is no network unless the operator allows it. "
         "You see only the beginning and end of long output. A command's processes end with it: for servers and long "
         "work set background, then use poll (reads new output), kill and list.",
         effect=ToolEffect.EXECUTES,

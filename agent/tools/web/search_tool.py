@@ -24,7 +24,7 @@ _REJECTED_KEY = "it rejected the key (web.search_key)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchService:
-    """Search service: how to build its requests, and where its responses have the results."""
+    """Search service: how to build its requests, and where to find the results in its responses."""
 
     name: str
     url: str
@@ -71,7 +71,7 @@ def tavily(key: str, url: str = "https://api.tavily.com") -> SearchService:
         asked=lambda query, count: {"query": query[:400], "max_results": count},
         is_post=True,
         headers={"Authorization": f"Bearer {key}"},
-        refusals=dict.fromkeys((432, 433), "the limit of its plan is reached"),
+        refusals=dict.fromkeys((432, 433), "the limit of its plan has been reached"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Page worker: converts one web page to text. It runs in a process with limits, because pages can attack parsers.
+"""Page worker: converts one web page to text. It runs in a limited process, because a page could attack the parser.
 
 `python worker.py html|text CHARSET URL MAX_CHARACTERS` reads the page from standard input. It writes JSON with the
 title, the text and the length of the text.

@@ -67,9 +67,9 @@ async def desk(tmp_path: Path, chat: Chat) -> Desk:
 async def test_a_written_file_is_read_back_with_line_numbers(desk: Desk) -> None:
     told = await desk.call("write_file", path="notes/plan.md", content="one\ntwo\n")
     assert told == "Wrote 8 bytes to “notes/plan.md”: a new file."
-    assert await desk.call("read_file", path="notes/plan.md") == "Lines 1-2 of 2 of “notes/plan.md”.\n1\tone\n2\ttwo"
+    assert await desk.call("read_file", path="notes/plan.md") == "“notes/plan.md”, lines 1-2 of 2.\n1\tone\n2\ttwo"
     assert await desk.call("read_file", path="/workspace/notes/plan.md", offset=2) == (
-        "Lines 2-2 of 2 of “notes/plan.md”.\n2\ttwo"
+        "“notes/plan.md”, lines 2-2 of 2.\n2\ttwo"
     )
     assert stat.S_IMODE((desk.folder / "notes" / "plan.md").stat().st_mode) == 0o600
     assert stat.S_IMODE(desk.folder.stat().st_mode) == 0o700
@@ -136,7 +136,7 @@ async def test_a_stored_result_is_read_by_its_recall_id(desk: Desk) -> None:
     desk.turn = turn
     stored = (await desk.chat.said(turn))[-1].id
     text = await desk.call("read_file", path=f"m{stored}", offset=1_990, limit=3)
-    assert text.startswith(f"Lines 1990-1992 of 2000 of “m{stored}”. Continue with offset 1993.")
+    assert text.startswith(f"“m{stored}”, lines 1990-1992 of 2000. Continue with offset 1993.")
     found = await desk.call("search_files", path=f" M{stored} ", pattern=r"^row 17\d\d$")
     assert found.startswith("20 lines found in 1 text file.")
     assert f"M{stored}:1700: row 1700" in found
@@ -438,7 +438,7 @@ async def test_a_file_that_is_too_large_is_skipped(tmp_path: Path, chat: Chat, m
     os.truncate(folder / "huge.txt", 1 << 30)  # an endless line in a sparse file
     text = (await call(tools, chat, turn, "search_files", pattern="needle|pin")).text
     head, *rows = text.splitlines()
-    assert head == "3 lines found in 3 text files. Skipped, because a search needs too much memory: “huge.txt”."
+    assert head == "3 lines found in 3 text files. Skipped because searching needs too much memory: “huge.txt”."
     assert sorted(rows) == ["a.txt:1: needle", "n.txt:1: needle", "z.txt:1: needle"]
 
 

@@ -457,7 +457,7 @@ async def test_images_that_are_not_shown_are_counted(chat: Chat, tmp_path: Path,
     output = await store.output(RemoteResult(content=[*good, *bad], structured=None, is_error=False), context)
     assert isinstance(output, ToolReply)
     assert len(output.images) == shown
-    assert output.text.endswith(f"[{8 - shown} images cannot be shown to you]")
+    assert output.text.endswith(f"[not shown to you: {8 - shown} images]")
 
 
 async def test_a_reload_during_shutdown_starts_nothing(tmp_path: Path) -> None:
