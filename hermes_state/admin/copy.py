@@ -1,8 +1,8 @@
-"""Copy a whole database into an empty one, which may use the same engine or the other one.
+"""Copy a whole database into an empty one. Either one can be a SQLite or a PostgreSQL database.
 
 Tables are copied in slices, ordered by key, with one transaction per slice. An interrupted copy continues after the
-last row in the target. Until both databases have been compared, a note in the target names the source, and gateways
-refuse to open the target. The source is only read. No other process may use either database during the copy.
+last row in the target. Until the databases have been compared, a note in the target names the source, and gateways
+refuse to open the target. The source is not changed. No other process may use either database during the copy.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from hermes_state.text import shortened
 MAX_NAMED = 10
 """Maximum number of rejected rows that an error message names."""
 SLICE_ROWS = 500
-"""Rows per transaction, few enough to fit into memory even with the longest texts."""
+"""Number of rows per transaction. Even rows with the longest texts fit into memory."""
 
 TABLES: Final = {
     "meta": ("key",),
@@ -69,7 +69,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedTable:
-    """Summary of a copied table, whose rows are the same in both databases."""
+    """Summary of a table after the copy. The checksum covers the copied rows."""
 
     table: str
     rows: int
@@ -89,9 +89,9 @@ class _CopyEngine(Protocol):
 
 
 def copy_database(source: Connection, target: Connection, name: str, progress: Progress) -> list[CopiedTable]:
-    """Copy every row of `source` into `target`, or continue an earlier copy, and compare both at the end.
+    """Copy every row of `source` into `target`, or continue an earlier copy. At the end, compare the two databases.
 
-    Both need the newest schema. `name` identifies the source in the target's note. Raises `DatabaseRejected`, and
+    Both must have the newest schema. `name` identifies the source in the target's note. Raises `DatabaseRejected`, and
     changes nothing, if the target contains rows from another source. Raises `StoreBroken` if the databases differ at
     the end.
     """
@@ -146,7 +146,7 @@ def _copy_table(source: Connection, target: Connection, table: str, progress: Pr
 
 
 def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row], columns: Sequence[str]) -> None:
-    """Store all rows or none. Raises `DatabaseRejected`, which names the rejected rows."""
+    """Store all rows or none. If the target rejects rows, raise a `DatabaseRejected` that names them."""
     errors = _engine_of(target).ROW_ERRORS
     try:
         with _transaction(target):
@@ -236,7 +236,7 @@ def _without_nul(row: _Row) -> tuple[Any, ...]:
 
 
 class _TakenBack(Exception):
-    """Raised to roll a transaction back."""
+    """Raised inside a transaction to roll it back."""
 
 
 @contextmanager

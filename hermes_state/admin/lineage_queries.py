@@ -46,7 +46,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     end_reason: EndReason | None
     message_count: int
     layer: str | None
-    """Layer of the compression. None for the first session of a chain, and for a session that an undo created."""
+    """Layer of the compression that created the session. None if no compression did: a first session, or an undo."""
     tokens_before: int | None
     tokens_after: int | None
     focus: str | None
@@ -126,7 +126,7 @@ WHERE {{scope}} ORDER BY s.id DESC LIMIT :limit
 
 
 def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int) -> list[LineageSession]:
-    """Load the newest `limit` sessions of a chat, a conversation (with its sub-agents), or all chats, oldest first."""
+    """Load the newest `limit` sessions of a chat, a conversation (with sub-agents) or all chats, in creation order."""
     if place is None:
         return _load_sessions(db, "1 = :value", 1, limit)
     if place.session is None:
@@ -179,7 +179,7 @@ class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
     thought: str = ""
     """Readable reasoning of the model, stored only if the answer calls tools."""
     calls: tuple[Mapping[str, Any], ...] = ()
-    """`name` and `arguments` of each call. Arguments that are not valid JSON are kept as text."""
+    """`name` and `arguments` of each tool call. Arguments that are not valid JSON are kept as text."""
     tool_call_id: str | None = None
     tool_name: str | None = None
 
@@ -203,7 +203,7 @@ ORDER BY s.lineage_id LIMIT ?
 def load_conversations(
     db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int
 ) -> list[StoredConversation]:
-    """Load up to `limit` conversations and sub-agents with ids above `after`, in `place` (None: all chats)."""
+    """Load at most `limit` conversations or sub-agents of `place` (None: all chats) whose ids are above `after`."""
     chat_id = place.chat_id if place is not None else None
     lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
     return select(db, StoredConversation, _BEGUN, (after, chat_id, chat_id, lineage_id, lineage_id, since, limit))

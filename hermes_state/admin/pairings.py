@@ -1,4 +1,4 @@
-"""Pairings: a stranger receives a code, and approving it grants access. Only hashes of codes are stored."""
+"""Pairings: a stranger receives a code, and gets access when an admin approves it. Codes are stored only as hashes."""
 
 import hashlib
 import secrets
@@ -25,7 +25,7 @@ class PairingState(StrEnum):
 
 CODE_LENGTH = 8
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Characters of a code, without I, O, 0 and 1, which are easy to confuse. Eight characters hold 40 bits."""
+"""Characters allowed in a code. I, O, 0 and 1 are left out, because people confuse them."""
 
 MIN_CODE_AGE_MS = 300_000
 """Milliseconds during which a new code cannot be replaced, so that there is time to approve it."""
@@ -43,7 +43,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 _COLUMNS = columns(Pairing, "pairings")
 _IS_VALID = "(state = 'pending' AND expires_at > :now AND created_at <= :now + 60000)"
-"""SQL condition for valid codes. A code from the future (the clock was set back) is not valid."""
+"""SQL condition for valid codes. If the clock was set back, codes that appear to be from the future are not valid."""
 
 # Purpose: delete the oldest pending code, if it is old enough, to make room for a new code.
 _DROP_OLDEST = """DELETE FROM pairings WHERE code_hash = (
@@ -63,8 +63,8 @@ def hash_code(code: str) -> str:
 def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pending: int, now: Millis) -> bool:
     """Store a new code for a stranger. Return False if they already have a valid code.
 
-    If `max_pending` codes are pending, the new code replaces the oldest one. If even the oldest code was created less
-    than `MIN_CODE_AGE_MS` ago, nothing is stored and the result is False. This way, many strangers can block new codes
+    If `max_pending` codes are pending, the new code replaces the oldest one. But if the oldest code is younger than
+    `MIN_CODE_AGE_MS`, store nothing and return False. Therefore, strangers who request many codes can block new ones
     only for a short time.
     """
     db.execute(f"DELETE FROM pairings WHERE state = 'pending' AND NOT {_IS_VALID}", {"now": now})
@@ -133,7 +133,7 @@ ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT 1
 
 
 def load_admin_chats(db: Connection, named: Collection[UserRef], platforms: Collection[str]) -> list[ChatId]:
-    """Load the direct chat of each admin (`named` or paired) who has written to the bot on one of these platforms."""
+    """Load the direct chat of each admin (from `named`, or paired) who has written to the bot on these platforms."""
     admins = {*named, *(ref for ref, role in load_roles(db).items() if role is UserRole.ADMIN)}
     people = [(ref.partition(":")[0], ref, ref) for ref in sorted(admins)]
     found = [scalar_or_none(db, ChatId, _DIRECT_CHAT, person) for person in people if person[0] in platforms]

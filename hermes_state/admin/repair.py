@@ -57,7 +57,7 @@ UPDATE inbox SET state = 'dead', payload = '', settled_at = :now WHERE state = '
 
 
 _JSON = frozenset({"body", "payload", "settings", "context_state", "calibration", "image_facts"})
-"""JSON columns. A row with invalid JSON is not saved, because reading it would fail."""
+"""JSON columns. A row with invalid JSON in one of them is not saved, because reading it would fail."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class TableReport:
     expected: int | None
     """Number of rows according to a readable index; None if no index is readable."""
     lost: str
-    """Ranges of lost keys if keys are numbers, otherwise `some`; `all` if the table's definition is lost."""
+    """Ranges of lost keys (or `some`, if the keys are not numbers). `all` if the table's definition was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +82,9 @@ class RepairReport:
 def repair_database(path: Path) -> RepairReport | None:
     """Replace the damaged database at `path` with a new file of its readable rows. Return None if nothing is damaged.
 
-    Holds the database's lock, and needs free disk space of three times its size. Nothing changes until the new database
-    has passed every check. Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` like `SqliteStore.open`,
-    and `StoreUnavailable` if nothing is readable, the disk is full, or there is no database.
+    Needs free disk space of three times the database's size. Nothing changes until the new file has passed every check.
+    Raises `LockUnavailable` while a daemon runs, and `DatabaseRejected` if the database was lost or is of a newer
+    version. Raises `StoreUnavailable` if there never was a database, nothing is readable, or the disk is full.
     """
     if not path.exists():
         refuse_loss(path)
@@ -150,7 +150,7 @@ def _version_of(path: Path) -> int | None:
     except sqlite3.DatabaseError:
         return None
     if is_ours and version > len(shipped_migrations()):
-        raise DatabaseRejected(f"a newer version of hermes-gateway (schema {version}) wrote this database: install it")
+        raise DatabaseRejected(f"a newer hermes-gateway (schema {version}) wrote this database: install that version")
     return version if is_ours and version else None
 
 
@@ -176,7 +176,7 @@ def _check(db: sqlite3.Connection) -> None:
 
 
 def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:
-    """Create an empty database with schema `version` (None: the newest). The next start migrates it as usual."""
+    """Create an empty database with schema `version` (None: the newest). The gateway's next start migrates it."""
     register_functions(db)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute("PRAGMA journal_mode = MEMORY")
@@ -186,7 +186,7 @@ def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> Non
 
 
 def _replace_header(damaged: Path, donor: Path) -> None:
-    """Give the copy the header of a new database. Headers differ only in counters, which SQLite recovers."""
+    """Give `damaged` the header of a new database. The two differ only in counters, which SQLite recovers."""
     with donor.open("rb") as file:
         header = bytearray(file.read(100))  # the first 100 bytes describe the file; the schema follows
     page_bytes = int.from_bytes(header[16:18], "big")
@@ -198,7 +198,7 @@ def _replace_header(damaged: Path, donor: Path) -> None:
 
 
 def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
-    """Copy every ordinary table. Triggers fill the search index."""
+    """Copy every ordinary table from `source` to `db`. Triggers fill the search index."""
     query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT LIKE 'sqlite_%'"
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as old:
         with contextlib.suppress(sqlite3.DatabaseError):
@@ -293,7 +293,7 @@ class SalvageJob:
         return TableReport(name=self._name, rows=rows, expected=expected, lost=lost)
 
     def _size(self) -> tuple[int | None, int]:
-        """Return the number of rows (None if no index is readable) and an upper bound for the first number of a key."""
+        """Return the number of rows (None if no index is readable) and an upper bound for the key's first column."""
         greatest = f"max(+{self._key[0]})" if self._is_numbered else "0"
         indexes = "SELECT name FROM pragma_index_list(?) WHERE NOT partial AND origin <> 'pk'"
         for (name,) in [("",), *self._new.execute(indexes, (self._name,)).fetchall()]:
@@ -308,7 +308,7 @@ class SalvageJob:
         return None, self._old.execute("PRAGMA page_count").fetchone()[0] * 1_000
 
     def _copy_ranges(self, greatest: int) -> None:
-        """Copy ranges of keys. Start with the widest, so that only narrow ranges are given up after too many failures.
+        """Copy ranges of keys, widest first, so that only narrow ranges are lost if too many failures stop the search.
 
         Each range is a separate query, so a damaged page only affects the rest of its range.
         """
@@ -331,8 +331,8 @@ class SalvageJob:
     def _copy(self, where: str, values: Sequence[int], *, is_backward: bool = False) -> int | None:
         """Copy rows in key order. Return None if all were read, else the last key read before the damage.
 
-        Each query reads only one row. In a longer query, the driver would read one row ahead, and damage in a row would
-        also lose the row before it.
+        Each query reads only one row. If a query read more rows, the driver would fetch one row ahead, and damage in
+        one row would also lose the row before it.
         """
         beyond, order = ("<", "DESC") if is_backward else (">", "")
         query = f"SELECT {', '.join(self._columns)} FROM {self._name} NOT INDEXED WHERE {where}"

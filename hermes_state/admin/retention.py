@@ -31,14 +31,14 @@ _EXPIRED: Final = {
     # Expired codes. Approved and revoked people stay.
     "pairings": ("code_hash", "state = 'pending' AND expires_at < ?"),
 }
-"""Key column of each table, and the SQL condition for rows to remove. The condition's parameter is a time."""
+"""Key column of each table, and the SQL condition for rows to remove. Its parameter is a time in milliseconds."""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
     """Remove inbox keys, outbox rows and schedules settled over `max_age_millis` ago, and expired pairing codes.
 
-    Return the number of rows by table. Inbox keys must be kept for at least a day, because platforms can redeliver an
-    event for that long.
+    Return the number of removed rows by table. Inbox keys must be kept for at least a day, because a platform can
+    deliver an event again for that long.
     """
     counts = dict.fromkeys(_EXPIRED, 0)
     for table in _EXPIRED:
@@ -53,7 +53,7 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
 async def maintain(store: SqliteStore) -> tuple[int, int]:
     """Merge the search index, refresh the query planner's statistics, and return the result of `checkpoint`.
 
-    Run this when the gateway is idle. It stops early if a write is waiting.
+    Run this when the gateway is idle. If a write is waiting, the first two steps are cut short.
     """
     for _ in range(50):  # the next call continues
         if store.pulse.waiting or not await store.write(merge_index):
@@ -71,7 +71,7 @@ def merge_index(db: Connection) -> bool:
 
 @locks(EVERYTHING)
 def refresh_statistics(db: Connection) -> None:
-    """Let SQLite sample a few hundred rows of each index, in tables that have grown a lot."""
+    """Let SQLite sample a few hundred rows of each index whose table has grown a lot."""
     db.execute("PRAGMA analysis_limit = 400")
     db.execute("PRAGMA optimize")
 
@@ -80,7 +80,7 @@ def checkpoint(path: Path) -> tuple[int, int]:
     """Copy the write-ahead log into the main file at `path`, as far as open readers allow.
 
     Return the number of pages in the log, and how many of them were copied. Pages that readers still need are not
-    copied. Blocks its thread but no reader or writer, because it uses its own connection.
+    copied. Blocks the calling thread, but no reader or writer, because it uses its own connection.
     """
     try:
         uri = f"{path.absolute().as_uri()}?mode=rw"  # never create the file: it may just have been lost
