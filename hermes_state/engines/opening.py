@@ -29,7 +29,7 @@ COPY_NOTE = "copied_from"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSettings:
-    """Connection to the database."""
+    """Settings of the database connection."""
 
     url: Annotated[
         StoreUrl | None, Setting(default_text="the file `state.db` in the state directory", restart=True)
@@ -41,11 +41,11 @@ class StoreSettings:
     """Maximum time that a write waits for a database that another process has locked."""
     synchronous: Synchronous = "FULL"
     readers: int = 2
-    """Connections for reading. Two are enough, because SQLite reads mostly run on the event loop's own connection."""
+    """Number of connections for reading. Two are enough: most SQLite reads use the event loop's own connection."""
 
     @property
     def connections(self) -> int:
-        """Number of PostgreSQL connections, including the connection of the node's seat."""
+        """Number of PostgreSQL connections that a node opens, including the one for its seat."""
         return self.writers + self.readers + 1
 
 
@@ -60,7 +60,7 @@ def missing_driver(url: str | None) -> str | None:
 
 
 async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], on_hint: OnHint, now: Millis) -> Seat:
-    """Take the gateway's seat at an open database. With several nodes, the seat ends after `seconds` without contact.
+    """Take the gateway's seat at an open database. A PostgreSQL seat ends after `seconds` without contact.
 
     If the seat is lost, the store's connections are cut too, because they use the same server. Raises the errors of
     `PostgresSeat.open`.
@@ -157,7 +157,7 @@ def open_offline(path: Path, url: str | None = None) -> Iterator[Connection | No
 def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connection, Connection]]:
     """Connect exclusively to the source and the target of a copy, each a file or an address.
 
-    Raises `LockUnavailable`, `DatabaseRejected` (also for a missing source or an older schema) and `StoreUnavailable`.
+    Raises `LockUnavailable`, `StoreUnavailable`, and `DatabaseRejected`, for example if the source does not exist.
     """
     with _end(source, "source") as read, _end(target, "target") as written:
         yield read, written

@@ -1,11 +1,11 @@
 """PostgreSQL connections with the interface of SQLite connections, and functions that classify their errors.
 
-psycopg does the work. Both engines run the same statements, so this module converts what differs: placeholders,
+The driver is psycopg. Both engines run the same statements, so this module converts what differs: placeholders,
 integers, booleans, sums, and strings with a NUL.
 
 Inside a transaction, a statement is not sent until its result or the result of a later statement is needed. Then all
-waiting statements are sent in one round trip (libpq's pipeline mode), and their errors are raised. This happens at the
-end of a savepoint or at the COMMIT at the latest.
+waiting statements are sent in one round trip (libpq's pipeline mode), and their errors are raised. At the latest, this
+happens at the end of a savepoint or at the COMMIT.
 """
 
 import os
@@ -69,9 +69,9 @@ class PostgresConnection:
         self._is_broken_off = False
         self._is_ending = False  # a ROLLBACK was sent and its result is pending
         self.share_trip: Callable[[bool], None] | None = None
-        """Hook that shares round trips: it runs the other functions until each needs a result, then sends everything.
+        """Function that lets `run_pipelined` run its other functions until each needs a result, and send everything.
 
-        If its argument is True, it runs the others until they end. Raises the first error of any function.
+        If the argument is True, the other functions run until they end. Raises the first error of any function.
         """
 
     @classmethod
@@ -232,7 +232,7 @@ class PostgresConnection:
         return result
 
     def _send(self, waiting: "list[Result]") -> "list[_Awaited]":
-        """Send statements. Return them and their preparations in the order in which the server sends the results."""
+        """Send statements, preparing new ones first. Return one item for each result that the server will send."""
         server = self.raw.pgconn
         sent: list[_Awaited] = []
         if not self._is_ending:
@@ -377,13 +377,13 @@ class _SumLoader(Loader):
 
 # Codes and classes of errors: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _SERVERS = frozenset({"08", "28", "40", "53", "55", "57", "58", "72", "F0"})
-"""Classes of errors that are caused by the server or by other transactions.
+"""SQLSTATE classes of errors that are caused by the server or by other transactions.
 
 In order: connection, login, serialization, resources, locks, intervention, system, old snapshots, settings.
 """
 
 _SESSIONS = frozenset({"0A000", "25006", "26000", "42P05"})
-"""Codes of errors that a new session might avoid.
+"""SQLSTATE codes of errors that a new session might avoid.
 
 They have three causes: a migration made a plan outdated, the server has become a read-only replica, or a pooler mixed
 up prepared statements.
@@ -395,9 +395,9 @@ RIGHTS = "42501"  # the role lacks a privilege
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Return True for errors that were not caused by the statement, which can therefore run again.
+    """Return True if the error was not caused by the statement, so that running the statement again may succeed.
 
-    Limits exceeded by a statement's own values (class 54) are excluded, because the statement would always fail.
+    Return False if a statement's own values exceed a limit (class 54), because the statement would always fail.
     """
     code = error.sqlstate if isinstance(error, psycopg.Error) else None
     if code is None:  # raised by psycopg or libpq, not by the server
@@ -407,5 +407,5 @@ def is_trouble(error: BaseException) -> bool:
 
 
 def ends_session(error: BaseException) -> bool:
-    """Return True for errors that persist until the session ends."""
+    """Return True if the error would happen again until the session ends."""
     return isinstance(error, psycopg.Error) and error.sqlstate in _SESSIONS

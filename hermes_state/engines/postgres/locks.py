@@ -1,8 +1,8 @@
 """PostgreSQL advisory locks of a batch. They are released when the batch's transaction ends.
 
-Every batch first takes one common lock: shared, or exclusive if a function declares no chats. A separate statement
-after `BEGIN` takes it, so that the next statement sees the current chats, which cannot move until the transaction ends.
-The other locks follow in ascending order, so that batches cannot deadlock.
+Every batch first takes one common lock: exclusively if a function declares no chats, otherwise shared. It is taken in a
+statement before the others, so that they see the current chats, which cannot move until the transaction ends. Then the
+batch takes the other locks in ascending order, so that batches cannot deadlock.
 
 The keys of the other locks are 64-bit hashes of their names. If two chats have the same hash, they merely wait for each
 other. A chat can be locked before it is stored, because only its name is hashed.
@@ -41,7 +41,7 @@ SELECT kind, id, key FROM led, (SELECT count(*) FROM taken) AS all_of_them"""
 
 
 def begin(db: Connection, batch: Sequence[LockKeys]) -> list[list[int]]:
-    """Begin a transaction and take the locks of its functions.
+    """Begin a transaction and take the locks that its functions need.
 
     Return queues of indexes into `batch`. Functions that share a lock are in the same queue, in order.
     """
@@ -69,7 +69,7 @@ def _take(db: Connection, keys: LockKeys) -> Cursor:
 
 @cache
 def _taking(kinds: tuple[str, ...], has_names: bool) -> str:
-    """Return a statement that locks the chats of these kinds of rows. Other kinds are left out to save time."""
+    """Return a statement that locks the chats to which rows belong. To save time, it only searches these `kinds`."""
     of_rows = [_OF_ROWS.format(" UNION ALL ".join(_CHATS_OF[kind] for kind in kinds))] if kinds else []
     return _TAKE.format(" UNION ALL ".join([*of_rows, *([_OF_NAMES] if has_names else [])]))
 

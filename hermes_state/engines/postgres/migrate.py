@@ -1,7 +1,7 @@
 """PostgreSQL migrations.
 
-Each is a transaction that first takes an advisory lock and then reads the schema version. If several nodes start
-together, only the first one migrates.
+Each migration is a transaction that first takes an advisory lock and then reads the schema version. If several nodes
+start together, only the first one migrates.
 
 During an upgrade, nodes of the previous version continue to work with the new schema. A migration that would break them
 sets the note `READABLE_FROM`.
@@ -23,12 +23,12 @@ FIRST = 13  # number of the first migration; earlier versions did not support Po
 _MARK, _OURS = "application", "hermes-gateway"
 _VERSION = "schema_version"
 READABLE_FROM = "schema_readable_from"
-"""Key of the note with the lowest schema version that a gateway must support to use the database."""
+"""Key of a note. The note is the lowest schema version that a gateway must support to use the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Server, database and role of a connection."""
+    """Server, database and role that a connection uses."""
 
     database: str
     role: str
@@ -40,7 +40,7 @@ class Server:
 
     @property
     def release(self) -> str:
-        """Version as people write it: `15.18`."""
+        """Version in the usual notation, such as `15.18`."""
         return f"{self.version // 10000}.{self.version % 10000}"
 
     @property
@@ -56,9 +56,9 @@ def shipped_migrations() -> tuple[Migration, ...]:
 def migrate(db: Connection, migrations: Sequence[Migration] | None = None, lock_seconds: float = 60.0) -> None:
     """Apply all pending migrations with `db`, outside a transaction.
 
-    `lock_seconds` limits the wait for another node's migration, or for a locked table. Raises `DatabaseRejected` for an
+    Waits at most `lock_seconds` for another node's migration or a locked table. Raises `DatabaseRejected` for an
     unusable database or server, `StoreUnavailable` if the database cannot be written now, and PostgreSQL's error if a
-    migration fails. A failed migration leaves the previous schema version.
+    migration fails. After a failed migration, the database keeps its previous schema version.
     """
     migrations = shipped_migrations() if migrations is None else migrations
     while _apply_next(db, migrations, lock_seconds):
@@ -114,7 +114,7 @@ def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: f
 
 
 def check_server(server: Server) -> None:
-    """Raise `DatabaseRejected` for an old or non-UTF-8 server, `StoreUnavailable` for a read-only server."""
+    """Raise `DatabaseRejected` if the server is old or does not use UTF-8, or `StoreUnavailable` if it is read-only."""
     if server.version < 140000:
         raise DatabaseRejected(
             f"PostgreSQL 14 or newer is needed, but the server of {server.database} has {server.release}"
@@ -140,7 +140,7 @@ def _version(db: Connection, server: Server, migrations: Sequence[Migration]) ->
         return 0
     if "meta" not in tables or not _is_ours(db, server):
         shown = ", ".join(tables[:3]) + (", …" if len(tables) > 3 else "")
-        raise DatabaseRejected(f"{server.name} belongs to another program (tables: {shown}): choose an empty one")
+        raise DatabaseRejected(f"{server.name} belongs to another program (tables: {shown}): use an empty database")
     version = int(load_note(db, _VERSION) or 0)
     newest = migrations[-1].number
     if version > newest + 1 or newest < int(load_note(db, READABLE_FROM) or 0):
@@ -154,7 +154,7 @@ def _is_ours(db: Connection, server: Server) -> bool:
         return load_note(db, _MARK) == _OURS
     except psycopg.errors.InsufficientPrivilege as error:
         raise DatabaseRejected(
-            f"the role {server.role} cannot read the tables of {server.name}: make it their owner"
+            f"the role {server.role} cannot read the tables of {server.name}: make this role their owner"
         ) from error
     except psycopg.errors.UndefinedColumn:
         return False

@@ -141,7 +141,7 @@ def end_left_transactions(db: Connection, seconds: float = 2.0) -> int:
 
 
 def load_cluster(db: Connection) -> ClusterStatus:
-    """Load every node with its accounts and chats, and the waiting messages."""
+    """Load every node with its accounts and chats, the number of waiting messages, and the server's load."""
     held = defaultdict[tuple[int, int], set[int]](set)
     for pid, kind, key in db.execute(_HELD):
         held[pid, kind].add(key)
@@ -184,7 +184,7 @@ def find_owner(db: Connection, account: str) -> NodeStatus | None:
 
 
 def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
-    """Compare `node` with the server's clock and running nodes' settings. Return a sentence about each difference."""
+    """Compare `node` with the server's clock and with running nodes' settings. Return a sentence per difference."""
     late = (scalar(db, int, _NOW) - now) // 1000
     found = []
     if abs(late) > MAX_CLOCK_SECONDS:

@@ -119,7 +119,8 @@ def find_fault(db: Connection) -> str | None:
     ORDER BY relname"""
     if closed := scalars(db, str, query):
         role = load_server(db).role
-        return f"The role {role} cannot read and write all tables, for example {closed[0]}: make it their owner."
+        found = f"The role {role} cannot read and write all tables, for example {closed[0]}"
+        return f"{found}: make this role their owner."
     return None
 
 

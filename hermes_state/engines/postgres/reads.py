@@ -3,8 +3,8 @@
 Short reads that arrive together share a transaction. Reading a few rows costs the server little, but each transaction
 needs round trips and a switch to the connection's thread and back.
 
-Functions that share round trips each run in a greenlet until they need a result. Then all their statements are sent at
-once (libpq's pipeline mode). Together they take as many round trips as the function that needs the most.
+Functions that share round trips run in separate greenlets until they need a result. Then all their statements are sent
+at once (libpq's pipeline mode). Together they take as many round trips as the function that needs the most.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def _snapshot(db: PostgresConnection, seconds: float) -> Iterator[None]:
 
 
 class ShortReads:
-    """Reads of a few rows, which share transactions if connections are busy. `run_job` runs a job on one connection."""
+    """Runner of short reads. While all connections are busy, reads wait, and then share a transaction."""
 
     def __init__(
         self, run_job: Callable[[Callable[[PostgresConnection], None]], Awaitable[None]], connections: int
@@ -65,7 +65,7 @@ class ShortReads:
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot, and again if the shared transaction fails. Raises errors of `call` or psycopg."""
+        """Run `call` on one snapshot. Run it again if the shared transaction fails. Raises `psycopg.Error`."""
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:
@@ -119,7 +119,7 @@ class _ShortRead:
 
 
 def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
-    """Run the reads in one transaction. One failure makes all of them fail, so repeat the failed reads one by one."""
+    """Run the reads in one transaction. A server error makes all of them fail, so retry the failed reads one by one."""
     with _snapshot(db, READ_SECONDS):
         run_pipelined(db, [partial(one.run, db) for one in reads])
     for one in reads:
@@ -132,8 +132,8 @@ def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
 def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
     """Run functions concurrently inside the open transaction, so that they share round trips.
 
-    A function that begins a savepoint waits until all others have ended. The first error ends all functions and is
-    raised. A server error reaches every function that waits for a result.
+    A function that begins a savepoint waits until all others have ended. The first error is raised, and ends all
+    functions. A server error is raised in every function that waits for a result.
     """
     if len(functions) == 1:
         functions[0]()

@@ -78,8 +78,8 @@ class PostgresSeat(Seat):
     ) -> Self:
         """Take a seat that the server ends after `seconds` of silence.
 
-        If the seat ends by itself, `on_lost` is called and then `lost` is set. Raises `StoreUnavailable`, or
-        `DatabaseRejected` if `url` leads to a pooler.
+        If the seat is lost before `close`, `on_lost` is called and then `lost` is set. Raises `StoreUnavailable`, or
+        `DatabaseRejected` if `url` is the address of a pooler.
         """
         try:
             db = await asyncio.to_thread(PostgresConnection.open, url)
@@ -140,7 +140,7 @@ class PostgresSeat(Seat):
         return answer
 
     async def _serve(self) -> None:
-        """Send requests, or pings, until the seat ends."""
+        """Send requests until the seat ends. If there are none, send pings."""
         batch: list[_Request] = []
         try:
             while True:
@@ -228,5 +228,5 @@ def _hint_of(payload: bytes) -> Hint | None:
 
 
 def _taken(locks: Sequence[SeatLock], places: bytes) -> set[SeatLock]:
-    """Return the locks at the positions (from 1) that the response `places` lists, such as `{1,3}`."""
+    """Return the locks at the positions in the response `places`, such as `{1,3}`. The first position is 1."""
     return {locks[int(place) - 1] for place in places.strip(b"{}").split(b",") if place}

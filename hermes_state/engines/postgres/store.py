@@ -29,7 +29,7 @@ T = TypeVar("T")
 REPEATS = 10  # retries of a batch that PostgreSQL aborted because of another transaction
 
 TAKEOVER_SECONDS = 5.0
-"""Seconds to wait for the exclusive lock, until the server notices that a process holding the lock was killed."""
+"""Seconds to wait for a lock on the whole database. The server needs time to release the lock of a killed process."""
 
 PAUSE_SECONDS = 5.0
 """Seconds after which the server ends an idle transaction, so that its chats do not stay locked."""
@@ -45,10 +45,10 @@ _REFUSED = re.compile(
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate|private key file|SSL was required|channel binding required|authentication method requirement"
 )
-"""Patterns for connection errors that waiting cannot solve.
+"""Patterns for the messages of connection errors that waiting cannot solve.
 
-libpq has no codes for these errors. If libpq's messages are in another language, they do not match, and the connection
-is retried as if the server were not up yet.
+libpq has no codes for these errors. If its messages are in another language, they do not match, and the gateway tries
+to connect again, as if the server were still starting.
 """
 
 
@@ -63,7 +63,7 @@ RULES = TransactionRules(
 
 
 class _Session:
-    """Connection with its own thread, replaced if lost. `joins` makes it take the shared lock that blocks copies."""
+    """Connection with its own thread, replaced if lost. With `joins`, it holds the shared lock that blocks copies."""
 
     def __init__(self, url: str, name: str, busy_seconds: float, *, joins: bool) -> None:
         self.pending = 0
@@ -145,12 +145,12 @@ class _Session:
 class PostgresStore(Store):
     """The database of one gateway on a PostgreSQL server. `open` it, and always `close` it.
 
-    A lost connection is replaced for the next transaction. Its open transaction fails with `StoreUnavailable`, even if
-    only the server's answer was lost. Unique keys make a retry safe.
+    If a connection is lost, its open transaction fails with `StoreUnavailable`, even if only the server's answer was
+    lost. Unique keys make a retry safe. The next transaction opens a new connection.
     """
 
     batch_size = 32
-    """Batches are smaller than for SQLite, because functions take longer and a batch locks its chats until it ends."""
+    """Maximum size of a batch. It is smaller than for SQLite, because functions take longer and chats stay locked."""
 
     def __init__(self, url: str, writers: int, readers: int, busy_seconds: float) -> None:
         super().__init__(name_of(url), writers)
@@ -167,9 +167,9 @@ class PostgresStore(Store):
     async def open(cls, url: str, *, writers: int = 2, readers: int = 2, busy_seconds: float = 30.0) -> Self:
         """Open the database at `url`, a `postgresql://` address, and migrate it to the newest schema.
 
-        `busy_seconds` limits the wait of a write for other processes' locks and, with `CLOSE_SECONDS`, the time to
-        close. Raises `LockUnavailable` if a process holds the database exclusively, `DatabaseRejected` for another
-        program's database (which is not changed) or a wrong name or password, or `StoreUnavailable`.
+        A write waits at most `busy_seconds` for other processes' locks. Closing also takes at most that long, or
+        `CLOSE_SECONDS` if shorter. Raises `LockUnavailable` if a process has locked the whole database,
+        `DatabaseRejected` for another program's database or a wrong name or password, or `StoreUnavailable`.
         """
         store = cls(url, writers, readers, busy_seconds)
         async with AsyncExitStack() as undo:
@@ -280,7 +280,7 @@ def unavailable(url: str, error: BaseException) -> StoreUnavailable:
 
 
 def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailable:
-    """Return the error for a failed start: `DatabaseRejected` if waiting does not help, else `StoreUnavailable`."""
+    """Return the error to raise for a failed start: `StoreUnavailable` if waiting may help, else `DatabaseRejected`."""
     told = unavailable(url, error)
     if error.sqlstate is None and _REFUSED.search(str(error)):
         return DatabaseRejected(f"{told}; check store.url, and see docs/reference/operations.md, PostgreSQL")
@@ -288,7 +288,7 @@ def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailab
 
 
 def be_the_only_one(db: PostgresConnection) -> None:
-    """Lock the database exclusively until this connection closes. Raises `LockUnavailable`."""
+    """Lock the whole database until this connection closes. Raises `LockUnavailable` if a gateway uses it."""
     _lock(db, _ALONE, "the database is in use by another gateway", "another gateway")
 
 

@@ -1,6 +1,6 @@
-"""Words of a message for PostgreSQL's full-text search, as a `tsvector`.
+"""Convert a message's words to a `tsvector`, for PostgreSQL's full-text search.
 
-FTS5's own tokenizer folds the characters, so both engines find the same messages.
+SQLite's FTS5 tokenizer folds the characters here too, so both engines find the same messages.
 
 >>> tokens("Café, 数据库 😀")
 ['cafe', '数据', '据库', '库', 'xe1f600']
@@ -19,14 +19,14 @@ from hermes_state.store.sql import Connection, load_note, save_note
 MAX_WORD_BYTES = 2_046  # PostgreSQL's limit; longer words are cut
 
 MAX_POSITION, MAX_PLACES = 16_000, 255
-"""Highest position stored for a word, and maximum number of positions. PostgreSQL's limits are 16,383 and 255."""
+"""Highest word position (PostgreSQL's limit: 16,383), and maximum number of positions stored for each word."""
 
 
 _BLOCK = 256
 
 
 class _Folding(dict[int, str]):
-    """Map from characters to token text: the folded form, nothing for an accent, a space for a separator."""
+    """Map from characters to token text: a letter's folded form, '' for an accent, and a space for a separator."""
 
     def __missing__(self, code: int) -> str:
         first = code - code % _BLOCK
@@ -47,7 +47,7 @@ _folding = _Folding()
 
 
 def tokens(text: str, *, is_query: bool = False) -> list[str]:
-    """Return the words of a row's text or a query's phrase, split and folded as by FTS5's tokenizer."""
+    """Return the words of a row's text, or of a phrase in a query, split and folded like FTS5's tokenizer does."""
     cut = segment_query(text.rstrip()) if is_query else segment(text)
     words = filter(None, cut.translate(_folding).split(" "))
     return [
@@ -57,7 +57,7 @@ def tokens(text: str, *, is_query: bool = False) -> list[str]:
 
 
 def mark(scope: str) -> str:
-    """Return the token for a scope, such as `:c7` for chat 7. It differs from every word of a text."""
+    """Return the token for a scope, such as `:c7` for chat 7. No word of a text has this form."""
     return f":{scope}"
 
 
@@ -93,7 +93,7 @@ def with_words(insert: str) -> str:
 
 
 def store_words(db: Connection, after: int, limit: int) -> int | None:
-    """Store the words of up to `limit` messages with ids above `after`. Return the last id (None: no more)."""
+    """Store the words of up to `limit` messages with ids above `after`. Return the last id (None: no messages left)."""
     query = """SELECT id, text, body, chat_id, lineage_id, role, tool_name FROM messages
     WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"""
     rows = db.execute(query, (after, limit)).fetchall()
@@ -108,14 +108,14 @@ VERSION_NOTE = "segment_version"  # version of all stored words, or of those up 
 
 
 def load_renewed(db: Connection) -> int | None:
-    """Return the id up to which this version has stored the words of messages; None if it has stored all words."""
+    """Return the id of the last message whose words this version has stored. None if it has stored all words."""
     version, _, last = (load_note(db, VERSION_NOTE) or "").partition(":")
     return (int(last) if last else None) if version == str(SEGMENT_VERSION) else 0
 
 
 @locks(EVERYTHING)
 def renew_words(db: Connection) -> bool:
-    """For the next messages, replace the words that an earlier version stored. Return True if none are left."""
+    """Replace the next messages' words if an earlier version stored them. Return True when all messages are done."""
     done = load_renewed(db)
     last = store_words(db, done, RENEWED_ROWS) if done is not None else None
     save_note(db, VERSION_NOTE, f"{SEGMENT_VERSION}:{last}" if last is not None else str(SEGMENT_VERSION))

@@ -1,6 +1,6 @@
 """SQLite connections of the store, checked and tuned, each on its own thread.
 
-aiosqlite owns every connection and its thread. A transaction is one function on that thread, never spread over awaits.
+aiosqlite owns every connection and its thread. A transaction is one function call on that thread, without an `await`.
 """
 
 import contextlib
@@ -87,8 +87,8 @@ def check_engine() -> None:
 def check_ours(path: Path) -> None:
     """Raise `DatabaseRejected` if another program or a newer version wrote the file. Can also raise `StoreUnavailable`.
 
-    To read the header, SQLite opens the file as immutable, without locks or side files. Opening the file directly
-    would release the locks of this process's other connections.
+    SQLite reads the header from the file opened as immutable, without locks or side files. Reading the file directly
+    would release the locks of this process's other connections when the file is closed.
     """
     log, _ = side_files(path)
     try:
@@ -108,10 +108,10 @@ def check_ours(path: Path) -> None:
             version = scalar(db, int, "PRAGMA user_version")
     except sqlite3.DatabaseError as error:
         if _primary_code(error) == sqlite3.SQLITE_NOTADB and not marker_of(path).exists():
-            raise DatabaseRejected(f"{path} is not a database: move it away or choose another HERMES_HOME") from error
+            raise DatabaseRejected(f"{path} is not a database: move it away or change HERMES_HOME") from error
         raise unavailable(path, error) from error
     if application_id != APPLICATION_ID:
-        raise DatabaseRejected(f"{path} belongs to another program: move it away or choose another HERMES_HOME")
+        raise DatabaseRejected(f"{path} belongs to another program: move it away or change HERMES_HOME")
     if version > newest_schema():
         raise newer_version(str(path), version, newest_schema())
 
@@ -131,8 +131,8 @@ class StoreConnection(aiosqlite.Connection):
     """Connection in autocommit mode that runs whole functions on its own thread.
 
     aiosqlite has no public call for that, so `run` calls the inherited `_execute`. No other code uses private names of
-    aiosqlite, and a test fails if they disappear. An unclosed connection does not keep the process alive. Its
-    unacknowledged writes are lost, but systemd does not have to kill the process.
+    aiosqlite, and a test fails if they disappear. The thread is a daemon thread: a connection that was not closed loses
+    its unacknowledged writes, but does not keep the process alive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -182,7 +182,7 @@ def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous,
 
 
 def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
-    """Limit each wait for a lock to a second, because SQLite blocks the thread. The writer limits the total wait."""
+    """Wait at most a second per lock attempt, because waiting blocks the thread. The writer retries until its limit."""
     db.execute(f"PRAGMA busy_timeout = {int(min(1.0, busy_seconds) * 1000)}")
 
 

@@ -11,7 +11,7 @@ SERVING = "messages_fts"  # name of the index that searches use
 
 
 def is_index_trouble(error: BaseException) -> bool:
-    """Return True for errors that may be caused by a damaged search index."""
+    """Return True if a damaged search index may have caused the error."""
     if not isinstance(error, sqlite3.DatabaseError):
         return False
     is_corrupt = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF == sqlite3.SQLITE_CORRUPT
@@ -34,8 +34,8 @@ def detach_index(db: Connection) -> bool:
 def merge_step(db: Connection, index: str, *, merges_all: bool = False) -> bool:
     """Merge 200 pages of an index, in about 30 ms. Return True if there may be more to merge.
 
-    `merges_all` starts merging all parts into one, which later steps continue. An index that was filled in blocks needs
-    this. Without it, automatic merging would slow down the next few thousand message writes.
+    With `merges_all`, this and later steps merge all parts into one. Use it for an index that was filled in blocks.
+    Otherwise, automatic merging would slow down the next few thousand message writes.
     """
     before = scalar(db, int, "SELECT total_changes()")
     pages = -200 if merges_all else 200

@@ -34,11 +34,11 @@ def newest_schema() -> int:
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] | None = None) -> None:
-    """Apply all pending migrations to `db`, the open database at `path`, as its only writer and outside a transaction.
+    """Apply all pending migrations to `db`, the open database at `path`, which needs to have no other writer.
 
     A database with content is first copied to `backups/` next to it. Raises `DatabaseRejected` if a newer version wrote
-    the file, or an applied migration differs from this version's. A failed migration leaves the previous schema
-    version.
+    the file, or an applied migration differs from this version's. After a failed migration, the database keeps its
+    previous schema version.
     """
     migrations = shipped_migrations() if migrations is None else migrations
     version = scalar(db, int, "PRAGMA user_version")

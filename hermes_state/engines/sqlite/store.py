@@ -1,7 +1,7 @@
 """The store in one SQLite file: one connection writes, a few read, each on its own thread.
 
-Short reads (a few rows by an index) run directly on the event loop. If a read finds a lock, takes too many steps or
-waits for a slow disk, it moves to a reader's thread. After a slow read, all reads run on threads for 5 s.
+Short reads (a few rows by an index) run directly on the event loop. If such a read finds the database locked, takes too
+many steps or waits for a slow disk, a reader's thread repeats it. After a slow read, all reads run on threads for 5 s.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class _Reader:
                 db.execute("ROLLBACK")
 
     def stop(self) -> None:
-        """End the current read and all later ones."""
+        """Interrupt the current read, and all later reads as soon as they start."""
         self._is_closing = True
 
     def _is_over(self) -> bool:
@@ -102,9 +102,9 @@ class SqliteStore(Store):
     ) -> Self:
         """Create, migrate or open the database at `path`, and lock it (`<path>.lock`) until `close`.
 
-        `busy_seconds` limits the wait of a write while another process locks the file. `is_fresh` allows an empty
-        database where an earlier one was lost. Raises `ConfigError` on a network disk, `LockUnavailable` if another
-        process has it open, `DatabaseRejected` (the file is not changed), or `StoreUnavailable`.
+        A write waits at most `busy_seconds` if another process has locked the file. `is_fresh` allows an empty database
+        where an earlier one was lost. Raises `ConfigError` on a network disk, `LockUnavailable` if another gateway has
+        opened the database, `DatabaseRejected` if the file is not usable, or `StoreUnavailable`.
         """
         connections.check_engine()
         refuse_network_disk(path)
@@ -165,7 +165,7 @@ class SqliteStore(Store):
     async def back_up(self, target: Path) -> int:
         # An open connection can still read a file that has been deleted or replaced.
         if self._files.uses(target):
-            raise StoreUnavailable(f"{target} is in use: name another file")
+            raise StoreUnavailable(f"{target} is in use: choose a new file for the backup")
         # An hour is enough for a terabyte on a fast disk or 100 gigabytes on a slow one.
         return await self.read_within(3_600.0, copy_into, target, lambda: self._is_open)
 
