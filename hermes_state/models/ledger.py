@@ -13,7 +13,7 @@ from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCall, 
 ADD_USAGE = """input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
   cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,
   reasoning_tokens = reasoning_tokens + ?, cost_microusd = cost_microusd + ?, unpriced_calls = unpriced_calls + ?"""
-"""SQL assignments that add a call to a session's totals. `usage_of` returns the parameters."""
+"""SQL assignments that add a call to a session's totals. `usage_of` returns their parameters."""
 
 
 @locks(turn="turn_id", lineage="lineage_id", chat="chat_id")
@@ -52,7 +52,7 @@ def insert_call(
 
 
 def usage_of(call: ModelCall) -> tuple[int, ...]:
-    """Return the parameters of `ADD_USAGE`."""
+    """Return the parameters of `ADD_USAGE` for a call."""
     is_unpriced = call.cost is None and call.usage is not None
     return (*(count or 0 for count in _tokens_of(call)), call.cost or 0, int(is_unpriced))
 
@@ -63,7 +63,7 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 
 
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Return the size of the largest answered prompt in a conversation (None: in all calls with reported tokens)."""
+    """Return the tokens of the largest prompt answered in a conversation (None: in any, without estimated tokens)."""
     where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
     query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
     FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'
@@ -72,7 +72,7 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
 
 
 def is_outdated(db: Connection) -> bool:
-    """Return True if an older version wrote the ledger, without the chats of calls. A starting daemon migrates it."""
+    """Return True if an older version wrote the ledger, without the column `chat_id`. A starting daemon migrates it."""
     columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
     return "chat_id" not in [column[0] for column in columns]
 
@@ -186,7 +186,7 @@ def cost_around(db: Connection, since: Millis, until: Millis) -> tuple[MicroUsd,
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one chat, model and purpose in a quarter of an hour."""
+    """Usage by the calls of one chat, model and purpose in a quarter of an hour."""
 
     at: Millis
     """Start of the quarter-hour. Midnight starts a quarter-hour in every time zone."""
@@ -200,7 +200,7 @@ QUARTER_MILLIS = 15 * 60_000
 
 
 def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageRow]:
-    """Return the calls since a time, grouped by quarter-hour, oldest first."""
+    """Return the usage since a time, by quarter-hour, chat, model and purpose, oldest first."""
     within = "" if chat_id is None else "AND chat_id = ?"
     at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
     query = f"""SELECT {at} AS at, chat_id, model, purpose, {_SUMS.format("spent.")} FROM model_calls

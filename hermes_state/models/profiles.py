@@ -26,7 +26,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     image_tokens: Annotated[float, msgspec.Meta(ge=MIN_IMAGE_TOKENS, le=MAX_IMAGE_TOKENS)] = 1_000.0
     """Number of tokens per image. The default lies between the sizes of small and large images."""
     samples: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Number of reports that `scale` was learned from."""
+    """Number of provider reports from which `scale` was learned."""
     image_samples: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
@@ -68,7 +68,7 @@ def _lower(known: int | None, other: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedSize:
-    """Context length and output limit that the provider states for the model; None: not stated."""
+    """Context length and output limit that the provider states for the model. None if it does not state one."""
 
     context_length: Tokens | None
     max_output_tokens: Tokens | None
@@ -89,13 +89,13 @@ class ModelProfile:
     offer: OfferedSize | None = None
 
     def window(self, in_force: Tokens) -> Tokens:
-        """Return the smaller of the configured context length and the window that was learned with this length."""
+        """Return the smaller of `in_force`, the configured context length, and the window learned with this length."""
         if self.learned_context is None or self.learned_beside != in_force:
             return in_force
         return min(in_force, self.learned_context)
 
     def max_input(self, in_force: Tokens, known: Tokens | None) -> Tokens | None:
-        """Return the prompt limit: the smaller of `known` and the limit learned with the configured context length."""
+        """Return the prompt limit: the smaller of `known` and the limit learned with the context length `in_force`."""
         learned = self.learned_input if self.learned_beside == in_force else None
         return min((bound for bound in (known, learned) if bound is not None), default=None)
 
@@ -110,7 +110,7 @@ class ModelProfile:
         return replace(known, learned_context=min(stated, known.learned_context or stated), learned_beside=beside)
 
     def merged(self, known: "ModelProfile", in_force: Tokens) -> "ModelProfile":
-        """Return the profile updated with the limits of `known`, if these were learned with the configured length."""
+        """Return the profile with the limits of `known`, if these were learned with the context length `in_force`."""
         if known.learned_beside != in_force:
             return self
         merged = self

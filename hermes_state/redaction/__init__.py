@@ -1,6 +1,6 @@
 """Redaction: remove secrets from text at every boundary (logs, errors, search, summaries).
 
-It knows the configured secrets, the shapes of well-known keys, values that the text itself calls a secret
+It finds the configured secrets, keys of well-known shapes, values that the text itself calls a secret
 (`password=…`, `Cookie: …`, `https://user:…@host`, "the password is …" in nine languages), and payment card numbers. The
 shapes and words are in `patterns.toml`.
 

@@ -76,7 +76,7 @@ def _commands() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 @cache
 def listed(key: str) -> frozenset[str]:
-    """Return the list `key`: values that are not secrets (`words`), or names of harmless values (`others_behind`)."""
+    """Return a list from `patterns.toml`: `words` (values that are not secrets) or `others_behind` (harmless names)."""
     return frozenset(stored()["names"][key].split())
 
 
@@ -156,7 +156,7 @@ def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
 
 
 def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
-    """Return False for prose (`password: required`) and code (`token: string`, `password=password)`)."""
+    """Return True for a secret, but not for prose (`password: required`) or code (`token: string`)."""
     value, behind = text[slice(*span)], text[span[1] : span[1] + 1]
     if value.startswith(MARK[:-1]) or value.lower() in listed("words") or is_reference(value):
         return False
@@ -188,7 +188,7 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
 
 
 def _is_set(name: str, given: str) -> bool:
-    """Return True if the value after a gap belongs to the name, as in `set NAME value` or `--name value`."""
+    """Return True if a value after spaces or `|` belongs to the name, as in `set NAME value` or `--name value`."""
     found = _SETS.search(name)
     if found is None or ("|" in given) != (found[2] is not None):
         return False

@@ -43,7 +43,7 @@ def words_in(lower: str) -> frozenset[str]:
 
 @cache
 def expression(part: str, name: str) -> re.Pattern[str]:
-    """Compile an expression from the file. Each line is an alternative. A leading space continues the line before."""
+    """Compile an expression from `patterns.toml`. Each line is an alternative, or, if indented, continues the last."""
     return re.compile(stored()[part][name].strip().replace("\n ", "").replace("\n", "|"))
 
 
@@ -57,7 +57,7 @@ _PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----EN
 
 @cache
 def _beginnings() -> tuple[tuple[bytes, str, str], ...]:
-    """Return each known start of a key: as bytes to find in long words, as a string, and with a pattern for the rest.
+    """Return each known start of a key: as bytes to find in long words, as a string, and a pattern for the key's rest.
 
     Starts of up to three characters match only at the start of a word.
     """

@@ -10,7 +10,7 @@ from hermes_state.redaction.patterns import MARK, Span, expression, stored
 _REACH = 80
 """Number of characters to search after a word that means "password"."""
 _BESIDE = 20
-"""Number of characters to search after a word for "password" that closely follows another one."""
+"""Number of characters to search after such a word if it closely follows another one."""
 _CARD_REACH = 40
 
 
@@ -89,7 +89,7 @@ def _looks_told(value: str, *, is_beside: bool, is_quoted: bool) -> bool:
 
 
 def card_numbers(text: str, lower: str) -> Iterator[Span]:
-    """Yield spans of numbers with a card issuer, a valid check digit, and grouped digits or a nearby word for a card.
+    """Yield the spans of card numbers: an issuer's prefix, a valid check digit, and grouped digits or "card" nearby.
 
     A check digit alone is not enough, because one in ten long numbers, such as order numbers, has a valid one.
     """

@@ -26,7 +26,7 @@ _REACH_CHARS = 140
 """Maximum length of a secret together with its name and spaces. Quoted values, headers and commands can be longer."""
 _COMMAND_CHARS = 600
 MAX_KNOWN_CLEAN = 4_096
-"""Maximum number of hashes of clean texts. They are remembered because log lines repeat the same words."""
+"""Maximum number of texts remembered, by their hashes, as free of secrets. Log lines often repeat the same words."""
 
 
 def redact(text: str) -> str:
@@ -147,7 +147,7 @@ def _plain(text: str) -> str:
 
 @lru_cache(maxsize=4_000)
 def _forms(secret: str) -> frozenset[str]:
-    """Return the encodings of a secret; in base64, only the part that does not depend on the surrounding text."""
+    """Return the encodings of a secret. For base64, this is only the part that surrounding text does not change."""
     data = secret.encode("utf-8", "surrogatepass")
     encoded = [b64encode(bytes(shift) + data).decode().rstrip("=")[-(-8 * shift // 6) : -1] for shift in range(3)]
     return frozenset(form for form in map(_plain, (secret, data.hex(), *encoded)) if len(form) >= MIN_SECRET_CHARS)

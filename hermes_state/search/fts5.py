@@ -24,7 +24,7 @@ COUNTED_HITS = 200
 """Number of matches that are ranked for a common word in one scope. Ranking a thousand takes three times as long."""
 
 SAMPLED_HITS, SAMPLED_PLACES = 100, 4
-"""Number of matches in a sample, and number of samples from which a term's weight is estimated."""
+"""Number of matches in each sample, and number of samples to take when a common term's weight is estimated."""
 
 # Purpose: load the best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)
 _RANKED = """

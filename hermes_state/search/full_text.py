@@ -56,7 +56,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     score: float = 0.0
     body: MessageBody | None = None
     snippet: str = ""
-    """A line of about `SNIPPET_CHARACTERS` around most of the words, with `…` where it was cut."""
+    """About `SNIPPET_CHARACTERS` characters around most of the words, on one line, with `…` where the text was cut."""
 
 
 def search(
@@ -111,7 +111,7 @@ def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: 
 def _pasted(
     db: Connection, parsed: Query, found: Callable[[Expression, Sequence[Term], int], dict[int, float]], limit: int
 ) -> dict[int, float]:
-    """Return the scores of rows that contain the query's words next to each other, by id.
+    """Return the scores, by id, of rows that contain the query's words next to each other.
 
     If a word follows a dash, as in `find . -name foo`, the rows must contain the query with its dashes.
     """
@@ -133,7 +133,7 @@ def snippet_of(text: str, query: str) -> str:
 
 @lru_cache(maxsize=64)  # one entry per search, reused for its hits
 def _pattern(wanted: tuple[Term, ...], edge: str) -> re.Pattern[str] | None:
-    """Return a pattern that finds the first words of any wanted term in folded text."""
+    """Return a pattern that finds the first four words of any wanted term in folded text."""
     patterns = [pattern for term in wanted if (pattern := term.pattern(4, edge))]
     return re.compile("|".join(patterns)) if patterns else None
 

@@ -1,4 +1,4 @@
-"""Search for messages with only some of the query's words, or with similarly spelt words."""
+"""Search for messages that contain only some of the query's words, or words with a similar spelling."""
 
 import itertools
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from hermes_state.store.segment import folded
 from hermes_state.store.sql import Connection
 
 MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
-"""Maximum number of words that are replaced in a query (15 to 40 ms each), and of replacements per word."""
+"""Maximum number of words to replace in a query (15 to 40 ms each), and of replacements to try for each word."""
 
 
 def search_in_other_words(
@@ -50,7 +50,7 @@ def _count(matches: MatchReader, words: str, limit: int = 1_000) -> int:  # take
 
 
 def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
-    """Return words that people may have meant. Words that occur only in other chats are left out."""
+    """Return replacements for misspelt words, without words that occur only in other chats."""
     bare = {word: folded(word).strip(".,:;!?'") for word in words}
     # Shorter words resemble too many others; longer words take too long.
     misspelt = [word for word in words if bare[word].isalpha() and 5 <= len(bare[word]) <= 32]

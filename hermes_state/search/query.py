@@ -22,7 +22,7 @@ _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])
 _DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"} | {0x2014: "--"}
 _IN_WORD = rf"[^\W_{CJK}]"
 LETTER = r"[^\W_]"
-"""Pattern for a letter or digit of any script. It compiles a hundred times faster than one that excludes Chinese."""
+"""Pattern for a letter or digit of any script. Excluding Chinese would make compiling it a hundred times slower."""
 # Punctuation between two words. The pattern is possessive, limited in length, and excludes characters of the next word.
 # Otherwise repeated characters would cause exponential backtracking, which would block the whole process.
 _BETWEEN = rf"(?:_|[^\w{EMOJI}]){{0,16}}+"
@@ -40,7 +40,7 @@ class Term:
         return [*(Term(word, False) for word in words), Term(last, self.is_prefix)] if last else []
 
     def pattern(self, words: int | None = None, edge: str = _IN_WORD) -> str | None:
-        """Return a pattern for the term's first `words` words in folded text. `edge` must not match next to them.
+        """Return a pattern for the term's first `words` words in folded text, unless next to a match of `edge`.
 
         The pattern starts with the plain word instead of a lookbehind, which makes the search ten times faster.
         """

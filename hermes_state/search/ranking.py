@@ -16,7 +16,7 @@ RANKED_HITS = 1_000
 """Number of newest matches that are ranked. Ranking all matches of a common word takes a second per million rows."""
 
 COUNTED_CHARACTERS, COUNTED_TERMS = 4_000, 8
-"""Number of characters at the start of a text in which terms are counted, and number of (rarest) terms to count."""
+"""Terms are counted in the first `COUNTED_CHARACTERS` of a text. Only the `COUNTED_TERMS` rarest ones are counted."""
 
 _K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
 
@@ -60,7 +60,7 @@ class MatchReader(ABC):
     def known_words(self, words: Collection[str], head: str) -> list[str]:
         """Return the indexed words among `words`. Words outside the filtered messages may be missing.
 
-        Most of `words` start with `head`.
+        Words that start with `head` are found faster than others.
         """
 
 
