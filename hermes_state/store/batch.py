@@ -45,7 +45,7 @@ class WriteRequest:
             raise StoreUnavailable(_BROKEN_OFF)
 
     def fail(self, error: BaseException) -> None:
-        """Raise the error in the caller, unless it has stopped waiting."""
+        """Raise the error in the caller, unless the caller has stopped waiting."""
         if not self.future.done():
             if isinstance(error, StopIteration):  # a future cannot carry it
                 error = RuntimeError("a stored function raised StopIteration")
@@ -54,7 +54,7 @@ class WriteRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionRules:
-    """Engine-specific parts of group commit."""
+    """Parts of group commit that differ between the engines."""
 
     begin: Callable[[Any, Sequence[WriteRequest]], Sequence[Sequence[WriteRequest]]]
     """Begin a batch's transaction. Return queues of writes. Writes in the same queue must run in order."""
@@ -74,8 +74,8 @@ def commit_batch(db: Connection) -> None:
 def run_batch(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:
     """Run the functions of `batch` in one transaction and commit it.
 
-    Afterwards each write has a `result`, or an `error` and no changes. If this raises (`StoreUnavailable`, or the
-    engine's error about the disk, a lock or the commit), nothing is stored and the batch may run again.
+    Afterwards each write has a `result`, or an `error` if its changes were undone. If this raises (`StoreUnavailable`,
+    or the engine's error about the disk, a lock or the commit), nothing is stored and the batch may run again.
     """
     _roll_back(db, rules)  # an earlier rollback may have failed because of the disk
     try:

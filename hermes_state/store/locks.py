@@ -24,7 +24,7 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 EVERYTHING = "everything"  # excludes every other transaction
 ROW_KINDS = ("chat", "session", "lineage", "turn", "inbox", "outbox")
-"""Kinds of rows whose chat can be found by their id. `move_chat` can move inbox and outbox rows to another chat."""
+"""Kinds of rows from whose ids the chat can be found. The chat of an inbox or outbox row can change (`move_chat`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class LockKeys:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Parameter from which a chat can be found, or which holds a function called inside the transaction."""
+    """Parameter that leads to a chat, or that holds another function to be called inside the transaction."""
 
     kind: str
     index: int
@@ -63,11 +63,11 @@ _ATTRIBUTE = "declared_locks"
 
 
 def locks(*names: str, calls: str = "", **paths: str) -> Callable[[Fn], Fn]:
-    """Declare the locks of a function: by name, and by paths from its parameters to ids of `ROW_KINDS`.
+    """Declare the locks of a function: by name, and by paths from its parameters to ids of rows (`turn="claim.id"`).
 
     A path for `chat` can also end at a `ChatKey` or a channel's `Cursor`. Spaces separate paths. A path to a sequence
-    adds the lock of each item; a path to None adds no lock. `calls` names a parameter that holds a function. That
-    function's locks are added, because the declaring function calls it.
+    adds the lock of each item. A path to None adds no lock. `calls` names a parameter whose value is a function that
+    the declaring function calls. That function's locks are added.
     """
     assert paths.keys() <= set(ROW_KINDS), paths
 
@@ -115,7 +115,7 @@ def locks_of(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Lock
 
 
 def place_of(key: ChatKey) -> str:
-    """Return the name of the lock that is shared by all chats in the same place (platform chat and thread)."""
+    """Return the name of a chat's lock. All chats with the same platform chat and thread share it."""
     return f"chat/{key.platform}/{key.account}/{key.chat_ref}/{key.thread_ref}"
 
 

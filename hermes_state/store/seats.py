@@ -21,7 +21,7 @@ class SeatLost(StoreUnavailable):
 
 
 class LockKind(IntEnum):
-    """Kinds of locks. Their numbers are higher than the number of the migration lock."""
+    """Kinds of locks, as numbers for PostgreSQL. They must differ from the number of the migration lock."""
 
     CHAT = 1212634970
     ACCOUNT = 1212634971
@@ -59,7 +59,7 @@ class HintKind(IntEnum):
 
 
 class Hint(NamedTuple):
-    """Hint about a change that a node has just stored. If a hint is lost, other nodes notice the change later."""
+    """Hint to other nodes about a change that a node has just stored. Without it, they notice the change later."""
 
     kind: HintKind
     id: int  # id of the chat or turn, else 0
@@ -93,7 +93,7 @@ class Seat(ABC):
     @property
     @abstractmethod
     def is_certain(self) -> bool:
-        """True while no other node can have this seat's locks. Becomes False before another node can take them."""
+        """True while no other node can have this seat's locks. It turns False before another node can take them."""
 
     @abstractmethod
     async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:

@@ -27,9 +27,9 @@ INDEXED_CHARACTERS = 200_000
 """Number of searchable characters at the start of a row. Indexing all of a long tool output would cost too much."""
 
 _MARK_LETTERS, _MARK_PAIRS = 0x13000, 0x12000
-"""First letters of the ranges that replace vowel signs, which the tokenizer treats as spaces.
+"""First letters of the ranges that replace vowel signs, because the tokenizer would treat those as spaces.
 
-Vowel signs in CJK scripts become cuneiform letters, which are paired. Others become hieroglyphs.
+Vowel signs of scripts in `CJK` become cuneiform letters (`_MARK_PAIRS`), which are paired. Others become hieroglyphs.
 """
 
 CJK = (
@@ -37,7 +37,7 @@ CJK = (
     "\u2e80-\u2fff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 )
-"""Characters of scripts without spaces between words: Thai, Lao, Burmese and Khmer, Hangul, kana and Han."""
+"""Characters that are indexed in pairs: Thai, Lao, Burmese, Khmer, Hangul, kana, Han, and replaced vowel signs."""
 EMOJI = "\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 _REWRITTEN = re.compile(f"(?P<run>[{CJK}]+)|[{EMOJI}]")
 _CYRILLIC = re.compile("[\u0438\u0443]\u0306|\u0456\u0308")
@@ -49,7 +49,7 @@ _SAME = str.maketrans(
     "iolddh\u06a9\u06cc\u06cc\u0647\u0647''",
     "\u0640\u02be\u02bf\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff",
 ) | {ord(letter): letters for letter, letters in (("\u00e6", "ae"), ("\u0153", "oe"), ("\u00fe", "th"))}
-"""Letters that people use interchangeably. Tatweel, hamza signs and skin tones are removed."""
+"""Replacements for letters that people use interchangeably. Tatweel, hamza signs and skin tones are removed."""
 
 
 class _Folding(dict[int, str | int | None]):
@@ -73,7 +73,7 @@ _folding = _Folding()
 
 
 def folded(text: str) -> str:
-    """Normalise a text for comparison: composed, lower case, without accents and full-width forms."""
+    """Normalise a text for comparison: to composed characters in lower case, without accents and full-width forms."""
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFKD", text).casefold()
@@ -93,8 +93,8 @@ def segment(text: str | None) -> str:
 def segment_query(text: str) -> str:
     """Prepare a phrase of a query in the same way as `segment` prepares the text to index.
 
-    The last character of a CJK run is not added alone after the last pair, because in the text another character may
-    follow it.
+    Unlike `segment`, it does not repeat the last character of a CJK run after the last pair, because another character
+    may follow in the text.
     """
     return text if text.isascii() else _rewrite(folded(text), is_query=True)
 

@@ -1,4 +1,4 @@
-"""SQL helpers for functions inside a transaction. Rows become values by column name.
+"""SQL helpers for functions inside a transaction. They convert rows to objects by column name.
 
 A column fills the field with its name. `"chat.platform"` fills the field `platform` of the field `chat`, which is None
 if all its columns are NULL. The field's type decides the conversion: enums by value, booleans from 0 and 1, msgspec
@@ -43,11 +43,11 @@ class Cursor(Protocol):
 
 
 class Connection(Protocol):
-    """Database connection of a function in a transaction, like `sqlite3.Connection`. Parameters are `?` or `:name`."""
+    """Connection for a function inside a transaction, like `sqlite3.Connection`. Placeholders are `?` or `:name`."""
 
     @property
     def in_transaction(self) -> bool:
-        """False once the transaction has ended by itself."""
+        """False if the transaction has ended by itself, for example after a disk error."""
 
     def execute(self, sql: str, parameters: Any = ..., /) -> Cursor: ...
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> object: ...
@@ -67,7 +67,7 @@ def select_one(db: Connection, cls: type[T], query: str, parameters: Parameters 
 
 
 def scalars(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> list[T]:
-    """Return a query's only column, each value converted by `cls`."""
+    """Return the values of a query's only column, each converted by `cls`."""
     return [cls(value) for (value,) in db.execute(query, parameters).fetchall()]
 
 
@@ -89,7 +89,7 @@ def insert_row(db: Connection, cls: Callable[[Any], T], query: str, parameters: 
 
 
 def insertion(table: str, names: Iterable[str]) -> str:
-    """Return an INSERT statement for a row. Its columns and its parameters have these names."""
+    """Return a statement that inserts a row into `table`. Both the columns and the parameters are called `names`."""
     names = list(names)
     return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
 

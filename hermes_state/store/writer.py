@@ -26,7 +26,7 @@ QUEUE_SIZE = 10_000
 """Maximum number of queued writes. Later callers wait, so memory stays bounded while the disk is slow."""
 
 READ_SECONDS = 5.0
-"""Time limit for a read in seconds. The write-ahead log grows while an old snapshot is read."""
+"""Time limit for a read in seconds. It is short because the write-ahead log grows during a read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Store(ABC):
     async def write(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, *args)` in a transaction. Return its result once the changes are on disk.
 
-        `fn` contains only SQL: no network, no files, no `with db:` (which would commit), at most about 500 rows. It
+        `fn` may only run SQL on at most about 500 rows: no network, no files, and no `with db:`, which would commit. It
         runs again if the database was locked or another function of its batch raised, so it must change nothing but the
         database. An error in `fn` undoes its changes and reaches the caller unchanged. `StoreUnavailable` means that
         nothing is stored. A cancelled caller does not know the outcome, but unique keys make a retry safe.
@@ -108,7 +108,7 @@ class Store(ABC):
     async def write_with_retry(
         self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Repeat `write` until the database can be written or the caller is cancelled.
+        """Retry `write` until the database can be written or the caller is cancelled.
 
         Use this for functions that can safely run twice and store something that must not be lost, such as a paid
         answer.
@@ -131,13 +131,13 @@ class Store(ABC):
     async def read_within(
         self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `fn` as `read` does, with another time limit, which starts when `fn` starts."""
+        """Run `fn` like `read`, but with a limit of `seconds`, counted from the start of `fn`."""
 
     @abstractmethod
     async def back_up(self, target: Path) -> int:
         """Copy the database to the new file `target` while writes continue. Return its size in bytes.
 
-        Raises `StoreUnavailable` if `target` exists, cannot be written, or belongs to the store.
+        Raises `StoreUnavailable` if `target` exists, cannot be written, or is one of the database's own files.
         """
 
     @abstractmethod
@@ -180,7 +180,7 @@ class Store(ABC):
 
     @abstractmethod
     def _told(self, error: BaseException) -> BaseException:
-        """Convert an engine's error to an error for callers. Return any other error unchanged."""
+        """Convert an engine's error to the error that callers receive. Return any other error unchanged."""
 
     @abstractmethod
     async def _disconnect(self) -> None:

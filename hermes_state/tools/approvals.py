@@ -1,8 +1,8 @@
 """Approvals: questions about tool calls, and grants that allow calls without a question.
 
 One transaction stores the question, enqueues it for the chat and pauses the turn. After the last answer, the turn
-continues from its stored rows, as it would after a restart. A grant allows calls of one shape in a conversation or in
-the whole chat.
+continues from its stored rows, as it would after a restart. A grant allows similar calls (calls with the same tool and
+`shape`) in a conversation or in the whole chat.
 """
 
 import re
@@ -29,7 +29,7 @@ class ApprovalState(StrEnum):
 
 
 class GrantKind(StrEnum):
-    """Scope of an approval: only this call, or all calls of its shape in the conversation or in the chat."""
+    """Scope of an approval: only this call, or all calls of the same shape in the conversation or in the chat."""
 
     ONCE = "once"
     SESSION = "session"
@@ -103,7 +103,7 @@ def ask(
     now: Millis,
     admin_chats: Sequence[ChatId] = (),
 ) -> None:
-    """Pause the turn and ask about its calls. Also ask in `admin_chats` if an admin must answer. Raises `TurnMoved`."""
+    """Pause the turn and ask about its calls, in `admin_chats` too if an admin must answer. Raises `TurnMoved`."""
     turn = pause_turn(db, claim)
     expires_at = now + round(minutes * 60_000)
     for number, question in enumerate(questions):
@@ -190,7 +190,7 @@ def next_expiry(db: Connection) -> Millis | None:
 
 
 def grant(db: Connection, approval: PendingApproval, scope: GrantKind, by: str, now: Millis) -> None:
-    """Allow all calls of the approval's shape, in its conversation or in its whole chat."""
+    """Allow all calls of the approved call's shape, in its conversation or in its whole chat."""
     lineage_id = approval.lineage_id if scope is GrantKind.SESSION else 0
     query = """INSERT INTO tool_grants (chat_id, lineage_id, tool_name, shape, granted_by, created_at)
     VALUES (?, ?, ?, ?, ?, ?)

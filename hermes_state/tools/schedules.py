@@ -21,7 +21,7 @@ from hermes_state.text import counted
 from hermes_state.values import ChatId, InputKind, Millis, UserRef
 
 MAX_FIRED = 20
-"""Maximum number of schedules fired per transaction. Finding a next time can take 20 ms, during which writes wait."""
+"""Maximum number of schedules fired per transaction. Finding the next time of one can take 20 ms while writes wait."""
 
 
 class ScheduleState(StrEnum):
@@ -109,7 +109,7 @@ def load_stranded(db: Connection) -> list[tuple[str, int]]:
 
 @locks(chat="chat_id")
 def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
-    """Record that the bot can write again. Return True if the chat will be told that its schedules continue."""
+    """Record that the bot can write in a chat again. If the chat has active schedules, say so there and return True."""
     active = sum(row.state is ScheduleState.ACTIVE for row in load_schedules(db, chat_id))
     if not note_reach(db, chat_id, None) or not active:
         return False
@@ -136,7 +136,7 @@ def note_reach_of(
 
 @locks(EVERYTHING)
 def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Millis) -> list[ChatId]:
-    """Fire schedules that are due, or that last fired after `now` because the clock was set back. Return the chats."""
+    """Fire schedules that are due, or whose last firing is after `now` (the clock was set back). Return their chats."""
     query = f"""SELECT {_COLUMNS} FROM schedules
     WHERE (state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now) AND {_IS_REACHABLE}
     LIMIT :limit"""
@@ -158,7 +158,7 @@ def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Mil
 def waits(db: Connection, row: ScheduleRow, key: str = "____-__-__T%") -> bool:
     """Return True if a message of the schedule is waiting in the inbox.
 
-    `key` is a LIKE pattern for the message's local time. By default it matches every time.
+    `key` is a LIKE pattern for the message's local time. The default matches any time.
     """
     query = f"SELECT EXISTS (SELECT 1 FROM inbox WHERE chat_id = ? AND {inbox.WAITS} AND event_ref LIKE ?)"
     return scalar(db, bool, query, (row.chat_id, f"{inbox.SCHEDULE_PREFIX}{row.id}:{key}"))
