@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 MAX_AT_ONCE = 16
-"""Maximum number of tasks that start in one round of the event loop. Each can take half a millisecond."""
+"""Maximum number of tasks that start in one round of the event loop. Starting a task can take half a millisecond."""
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = WeakKeyDictionary()
 """For each event loop, the tasks that started in this round, followed by those waiting for a later round."""
 
@@ -98,7 +98,7 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 class FairSlots:
-    """Slots shared fairly. A holder with as many slots as are free must wait, so no holder gets much more than half."""
+    """Slots shared fairly: a holder that has as many slots as are free must wait. So none gets much more than half."""
 
     def __init__(self, count: int) -> None:
         self._free, self._held = count, Counter[Hashable]()
@@ -106,7 +106,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def taken_by(self, who: Hashable) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it until the block ends."""
+        """Wait for a slot for the holder `who`. Release it when the `with` block ends."""
         while self._held[who] >= self._free:
             await self._changed.wait()
         self._free, self._held[who] = self._free - 1, self._held[who] + 1

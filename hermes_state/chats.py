@@ -47,7 +47,7 @@ def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None,
 def meet_chat(
     db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis
 ) -> tuple[ChatId, Millis | None]:
-    """Return the chat's id and the time when the bot lost access (else None). Create the chat if needed."""
+    """Return the chat's id, and when the bot lost access (None if it has access). Create the chat if needed."""
     query = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
     known = db.execute(query, astuple(key)).fetchone()
     if known is not None and known[1] == kind and (title is None or title == known[2]):

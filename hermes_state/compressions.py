@@ -60,7 +60,7 @@ FROM sessions WHERE id = :parent_id
 def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
     """End the parent and continue it in a child that starts with `plan.context`.
 
-    Raises `LineageMoved`, and writes nothing, if the parent is no longer the open tip or its view has changed.
+    Raises `LineageMoved`, and writes nothing, if the parent has ended or its view has changed.
     """
     parent = _require_open(db, plan.parent)
     query = """SELECT (SELECT count(*) FROM session_context WHERE session_id = :session_id)
@@ -99,7 +99,7 @@ def count_compressions(db: Connection, lineage_id: LineageId) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPlan:
-    """Plan for undoing the newest compression. It is valid until the tip changes."""
+    """Plan for undoing the newest compression. It is valid until the conversation's newest session (`tip`) changes."""
 
     tip: Session
     compression_id: int
@@ -110,8 +110,8 @@ class UndoPlan:
 def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
     """Plan the view after undoing the newest compression. Return None if there is no compression to undo.
 
-    The view has the rows from before the compression and all later rows. Later view edits still apply, so undone
-    messages stay hidden. Later handoffs are dropped. Raises `SessionNotFound`.
+    The planned view has the rows from before the compression and all later rows. Later view edits still apply, so
+    undone messages stay hidden. Later handoffs are dropped. Raises `SessionNotFound`.
     """
     statement = """SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
     WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1"""
@@ -132,7 +132,7 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
 
 
 def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None) -> SessionId:
-    """End the tip. Continue in a new session with the planned view, followed by rows added to the tip since planning.
+    """End the newest session, `plan.tip`. Continue in a new session with the planned view, then rows added since.
 
     Messages do not change. If `context_state` is None, the tip's state is kept. Raises `LineageMoved` if the tip has
     ended or its view has changed.
@@ -163,7 +163,7 @@ def _continue(
     context_state: str | None,
     now: Millis,
 ) -> SessionId:
-    """End `parent` and create a child without a context, as the chat's active session unless it is a sub-agent's."""
+    """End `parent` and create a child without a context. Make it the chat's active session if `parent` was active."""
     end_session(db, parent.id, reason, now)
     key = free_session_key(db, parent.chat_id, now)
     given = {"key": key, "parent_id": parent.id, "system_prompt": system_prompt, "context_state": context_state}

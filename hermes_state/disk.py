@@ -30,7 +30,7 @@ class Room(NamedTuple):
 
 
 MIN_ROOM = Room(200_000_000, 50_000)
-"""Free space below which running commands are stopped, if the disk had more space when they started."""
+"""Free space below which running commands are stopped, if there was more than this when they started."""
 MIN_ROOM_OF_TOOLS = Room(20_000_000, 200)  # free space that file tools must leave for the database
 _RESERVE_FILES, _RESERVE_BYTES = 16, 1 << 18
 

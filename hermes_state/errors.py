@@ -1,4 +1,4 @@
-"""The error tree, grouped by the caller's next step.
+"""The error tree, grouped by what the caller should do next.
 
 HermesError
 ├── ConfigError        stop at start-up and name the key
@@ -130,7 +130,7 @@ class ModelStallTimeout(ModelTimeout):
 
 
 class ModelRateLimited(ModelError):
-    """Too many requests."""
+    """The provider received too many requests."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -161,7 +161,7 @@ class ContextOverflow(ModelError):
     is_of_account: bool = False
     """True if the prompt fits the model but exceeds a limit of the account, such as tokens per minute."""
     is_of_input: bool = False
-    """True if `window` limits the prompt alone, so that the model's context window may be larger."""
+    """True if `window` is a limit for the prompt alone. The model's context window may be larger."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -267,7 +267,7 @@ class PairingNotFound(StateError):
 
 
 class LineageMoved(StateError):
-    """The session is no longer the tip of its lineage, because another change came first."""
+    """The session is no longer the newest of its conversation, or has changed, because another change came first."""
 
 
 class DatabaseRejected(StateError):

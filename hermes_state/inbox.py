@@ -32,7 +32,7 @@ class InboxKind(StrEnum):
     NOTICE = "notice"
     """A note that the model reads in the next turn.
 
-    It contains the new text of an edited message or, without `message_ref`, a text by the gateway.
+    It contains the new text of an edited message. If it has no `message_ref`, the gateway wrote its text.
     """
 
 
@@ -59,7 +59,7 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     text: str
     attachments: tuple[IncomingAttachment, ...] = ()
     transcripts: tuple[str, ...] = msgspec.field(default=(), name="heard")
-    """Transcripts that replaced recordings among the attachments."""
+    """Transcripts of recordings. Each one replaced its recording in `attachments`."""
     quote: Quote | None = None
     is_forwarded: bool = False  # set only by earlier versions
     words_by: str | None = None
@@ -106,7 +106,7 @@ IS_SCHEDULED = f"event_ref LIKE '{SCHEDULE_PREFIX}_%'"
 
 OPEN = "state IN ('new','claimed')"  # SQL condition for rows that are not settled
 WAITS = "state IN ('new','claimed') AND state = 'new'"
-"""SQL condition for unclaimed rows. Because of its first half, SQLite uses an index instead of reading all rows."""
+"""SQL condition for unclaimed rows. Its first half lets SQLite use an index instead of reading all rows."""
 
 _COLUMNS = columns(InboxRow, "inbox")
 
@@ -153,10 +153,10 @@ def load_waiting_commands(db: Connection, account: str) -> list[InboxId]:
 
 
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
-    """Load the chats with work for their lane: a waiting row or a running turn.
+    """Load the chats whose lane has work: a waiting row or a running turn.
 
-    Chats with a turn come first, then those with the oldest message. Chats with a paused turn are left out, because
-    the turn resumes only after the decision that it waits for.
+    Chats with a turn come first, then the others by the age of their oldest row. Chats whose turn waits for a decision
+    are left out.
     """
     query = """WITH opened AS (
       SELECT chat_id, state FROM turns WHERE parent_turn_id IS NULL AND state IN ('running','waiting'))
@@ -176,7 +176,7 @@ def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
 
 
 def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
-    """Return True if this row arrived after a waiting message or a message of an open turn in the same chat."""
+    """Return True if the row's chat has an earlier message that is waiting or belongs to a turn in progress."""
     query = """SELECT EXISTS (SELECT 1 FROM inbox i JOIN inbox own ON own.chat_id = i.chat_id
     WHERE own.id = ? AND i.id < own.id AND i.state IN ('new','claimed')
       AND (i.kind = 'message' OR i.state = 'claimed'))"""
@@ -207,7 +207,7 @@ def let_join(db: Connection, inbox_id: InboxId) -> None:
 
 
 def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
-    """Queue a chat's steers for the next turn, because their turn has ended. Return their number."""
+    """Queue a chat's waiting steers for the next turn, because the turn to join has ended. Return their number."""
     query = f"UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND {WAITS} AND mode = 'steer'"
     return db.execute(query, (chat_id,)).rowcount
 
@@ -290,7 +290,7 @@ def _save_payload(db: Connection, inbox_id: InboxId, payload: InboxPayload) -> N
 
 
 def is_known(db: Connection, chat_id: ChatId, message_ref: str) -> bool:
-    """Return True if the model sees this platform message anyway: it is waiting, or belongs to the active session."""
+    """Return True if the model sees this message anyway, because it is waiting or belongs to the active session."""
     query = f"""SELECT EXISTS (SELECT 1 FROM inbox
       WHERE chat_id = :chat_id AND {WAITS} AND kind = 'message' AND message_ref = :ref)
     OR EXISTS (SELECT 1 FROM platform_messages p JOIN messages m ON m.id = p.message_id JOIN chats c ON c.id = p.chat_id
@@ -316,7 +316,7 @@ def advance_cursor(db: Connection, cursor: Cursor | None) -> None:
 
 
 def load_cursors(db: Connection, platform: str, account: str) -> Mapping[str, str]:
-    """Load the `seen_ref` of each channel, keyed by `channel_ref`."""
+    """Load the cursor of each channel: the id of the last message seen (`seen_ref`), by `channel_ref`."""
     query = "SELECT channel_ref, seen_ref FROM cursors WHERE platform = ? AND account = ?"
     return dict(db.execute(query, (platform, account)).fetchall())
 

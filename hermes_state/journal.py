@@ -75,7 +75,7 @@ class InboxMoved(StateError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedMessage:
-    """A message with its attachments read, ready for a turn."""
+    """A message that is ready for a turn: its attachments have been read and stored."""
 
     body: MessageBody = EMPTY_BODY
     attachment_ids: tuple[AttachmentId, ...] = ()
@@ -276,7 +276,7 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
 
 
 def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
-    """Pause a turn until people have decided about its calls. The chat stays busy. Raises `TurnMoved`."""
+    """Pause a turn until people have approved or denied its tool calls. The chat stays busy. Raises `TurnMoved`."""
     turn = require_running(db, claim)
     db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn.id,))
     remove_preview(db, turn.id)
@@ -306,7 +306,7 @@ def finish_turn(
 ) -> tuple[MessageId, OutboxRow | None]:
     """Store the answer, settle the inbox and enqueue the reply. Raises `TurnMoved`.
 
-    A caller that can send the reply at once passes it as `rendered`. Then, if the chat has no other open reply, the
+    A caller that can send the reply at once passes it as `rendered`. Then, if the chat has no other unsent reply, the
     reply is stored as `sending` and its row is returned. A sub-agent sends no reply: its answer is its report.
     """
     assert not answer.calls, "an answer that calls tools does not end the turn"
@@ -362,7 +362,7 @@ def stop_turn(
 
 @locks(turn="claim.id")
 def fail_turn(db: Connection, claim: TurnClaim, error: str, sentence: str, now: Millis) -> bool:
-    """End a turn that cannot continue and enqueue `sentence`. Return False if it has ended or has a new owner.
+    """End a turn that cannot continue, and reply with `sentence`. Return False if it has ended or has a new owner.
 
     `error` names the kind of failure for operators. A sub-agent's `sentence` goes to its caller.
     """

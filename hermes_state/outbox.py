@@ -1,11 +1,11 @@
-"""The outbox: replies to people, stored in the transaction that decided on them.
+"""The outbox: replies to people, each stored in the transaction that caused it.
 
 A row starts as Markdown (`rendered = 0`). Before the first send it is rendered once, and each part is committed as a
 row with the same `dedupe_key`. Every retry sends the same bytes. The state `sending` is committed before the request is
 made. A new owner of the account changes `sending` to `ambiguous`, because the outcome of the request is unknown. Such a
 row stays ambiguous until it is settled.
 
-Each new owner of an account increases its epoch (a fencing token), and every send states the epoch. So if several nodes
+Each new owner of an account increases its epoch (a fencing token), and every send checks the epoch. So if several nodes
 share a database, a stopped or disconnected owner can neither begin a send nor give up a row.
 
 A question about a tool call has the key `approval:<id>`. Its copies in admins' chats have the keys `approval:<id>:<chat
@@ -42,7 +42,7 @@ class AccountMoved(StateError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountClaim:
-    """Ownership of an account in one epoch."""
+    """Ownership of an account. It is valid while the stored epoch of the account is `epoch`."""
 
     account: str
     epoch: int
@@ -149,8 +149,8 @@ OPEN = "state IN ('pending','sending','ambiguous')"  # SQL condition for rows th
 def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply | None = None) -> OutboxRow | None:
     """Store a reply. Return None if its `dedupe_key` was stored before.
 
-    `rendered` holds the parts of a reply that the caller sends as soon as this is committed. If the caller still owns
-    the account, the parts are stored as by `begin_send`.
+    `rendered` holds the parts of a reply that the caller will send as soon as this is committed. If the caller still
+    owns the account, this stores the parts and begins the send, like `begin_send`.
     """
     written = WrittenReply(**{name: getattr(reply, name) for name in WrittenReply.__struct_fields__})
     values = {"written": _encode(written).decode(), "now": now, "next_at": 0 if reply.is_urgent else now}
@@ -205,8 +205,8 @@ def begin_send(
 ) -> OutboxRow | None:
     """Record that sending begins, and store `parts` if the row was not rendered yet. Return None if the row is settled.
 
-    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Trust only this state, because a
-    row that was read earlier may be older than the last change of owner. Raises `AccountMoved`.
+    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Trust only this state: a row that
+    was read before may date from before the account got a new owner. Raises `AccountMoved`.
     """
     # A row stays ambiguous until it is settled, because its sender might not learn whether this statement succeeded.
     query = f"""UPDATE outbox SET state = CASE state WHEN 'ambiguous' THEN state ELSE 'sending' END,

@@ -1,9 +1,9 @@
 """Sessions, and the lineages that they form.
 
 A conversation is one **lineage**: a first session and its continuations, each created by a compression or its undo.
-`lineage_id` is the first session's id and `depth` counts continuations, so finding the tip is one indexed look-up. A
-reset starts a new lineage. A sub-agent's lineage is not a conversation: its first session has the kind `subagent` and
-the calling session as its parent.
+`lineage_id` is the first session's id and `depth` counts continuations, so one indexed look-up finds the newest session
+(the tip). A reset starts a new lineage. A sub-agent's lineage is not a conversation: its first session has the kind
+`subagent` and the calling session as its parent.
 """
 
 import secrets
@@ -47,7 +47,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """A lineage, described for people."""
+    """Description of a conversation, as shown in lists."""
 
     tip: Session
     chat: ChatKey
@@ -65,14 +65,14 @@ MIN_KEY_PREFIX = 4  # shortest key prefix that people can look up
 
 _COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
-"""SQL expression for the conversation key of session `s`, which works even if the first session was removed."""
+"""SQL expression for the conversation key of session `s`. If the first session was removed, the session's own key."""
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def new_session_key(now: Millis) -> str:
     """Make a public id that sorts by time: nine characters for the time and nine random characters.
 
-    The eight visible characters differ for sessions that start at least 32 ms apart.
+    The first eight characters, which people see, differ for sessions that start at least 32 ms apart.
     """
     moment, digits = int(now), []
     for _ in range(9):
@@ -82,7 +82,7 @@ def new_session_key(now: Millis) -> str:
 
 
 def free_session_key(db: Connection, chat_id: ChatId, now: Millis) -> str:
-    """Make a public id whose visible (first) characters are unique in the chat."""
+    """Make a public id whose first eight characters are unique in the chat."""
     query = "SELECT 1 FROM sessions WHERE key >= ? AND key < ? AND chat_id = ?"
     while True:
         key = new_session_key(now)
@@ -110,7 +110,7 @@ def load_tip(db: Connection, lineage_id: LineageId) -> Session:
 
 
 def get_compression_tip(db: Connection, session_id: SessionId) -> SessionId:
-    """Return the tip of a session's lineage. Raises `SessionNotFound`."""
+    """Return the id of the newest session in a session's lineage. Raises `SessionNotFound`."""
     return load_tip(db, load_session(db, session_id).lineage_id).id
 
 
@@ -181,7 +181,7 @@ def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 
 
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
-    """Make an earlier conversation active again, given a key prefix of any of its sessions. Raises `LookupRejected`."""
+    """Make an earlier conversation active again. One of its keys starts with `key_prefix`. Raises `LookupRejected`."""
     tip = find_conversation(db, chat_id, key_prefix)
     if (active := load_open(db, chat_id)) is not None:
         if active.id == tip.id:
@@ -195,7 +195,7 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
 
 
 def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Session:
-    """Load the tip of the conversation (never a sub-agent's) with this session key prefix. Raises `LookupRejected`."""
+    """Load the newest session of the conversation in which a session's key has this prefix. Raises `LookupRejected`."""
     prefix = key_prefix.strip().lower()
     if len(prefix) < MIN_KEY_PREFIX or any(letter not in _BASE32 for letter in prefix):
         raise LookupRejected(LookupReason.MALFORMED, prefix)
@@ -281,7 +281,7 @@ def set_title(db: Connection, session_id: SessionId, title: str) -> None:
 
 
 def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
-    """Set the title of an untitled conversation. Return False if it has one."""
+    """Set the title of a conversation unless it has one. Return False if it has one."""
     if load_title(db, lineage_id) is not None:
         return False
     set_title(db, load_tip(db, lineage_id).id, title)

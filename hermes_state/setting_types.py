@@ -1,6 +1,6 @@
 """Types of settings: lists, ids, addresses and secrets, validated and normalised.
 
-pydantic applies them when `gateway/config` loads a block.
+pydantic applies them when `gateway/config` loads a section of the configuration.
 """
 
 import json
@@ -18,10 +18,10 @@ from hermes_state.values import ReasoningEffort
 # ---- words, lists and blocks
 
 Trimmed = BeforeValidator(lambda value: value.strip() if isinstance(value, str) else value)
-"""Strip spaces and line breaks at both ends, which pasting often adds."""
+"""Validator that removes leading and trailing spaces and line breaks, which pasting often adds."""
 
 AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(value, str) else value)
-"""Accept a word in any case: `FULL` and ` full` mean `full`."""
+"""Validator that accepts a word in any case: `FULL` and ` full` mean `full`."""
 
 
 def listed(value: object) -> object:
@@ -48,7 +48,7 @@ def keyed(value: object) -> Mapping[Any, Any]:
 
 
 class FrozenBlock(dict[str, Any]):
-    """Immutable, hashable mapping. Operators choose its keys."""
+    """Immutable, hashable mapping for settings whose keys operators choose."""
 
     def __hash__(self) -> int:  # type: ignore[override]  # a dict is mutable and has none
         return hash(repr(sorted(self.items(), key=lambda item: item[0])))
@@ -62,7 +62,7 @@ def _switched_off(value: object) -> object:
 
 
 Off = BeforeValidator(_switched_off)
-"""Accept `off`, which becomes None."""
+"""Validator that replaces `off` with None."""
 OffOrNumber: TypeAlias = Annotated[float | None, Off]
 Effort: TypeAlias = Annotated[
     ReasoningEffort | None,
@@ -86,7 +86,7 @@ def _address(shape: str, words: str) -> AfterValidator:
 
 
 def _has_host(address: str) -> bool:
-    """Return True if host and port are valid. HTTP clients fail if they are not. A folder needs no host."""
+    """Return True if an address has a valid host and port, without which HTTP clients fail. Folders need no host."""
     try:
         parts = urlsplit(address)
         return parts.scheme == "file" or (bool(parts.hostname) and parts.port != 0)
@@ -108,7 +108,7 @@ def checked_store_url(value: str) -> str:
 
 
 def _host_name(value: str) -> str:
-    """Return a host name or IP address without brackets, wildcard or dots at its ends."""
+    """Return a host name or IP address without brackets, a leading `*.`, or dots at its ends."""
     name = value.strip().lower().removeprefix("*.").strip(".").removeprefix("[").removesuffix("]")
     if re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9])?|[0-9a-f:.]+", name) is None:
         raise ValueError(f"{value!r} is not a host: write example.org, without https://, a port or a path")
@@ -130,7 +130,7 @@ def _user_ref(value: object) -> object:
     platform = platform.lower()
     if not colon or platform not in _ID_SHAPES:
         known = ", ".join(_ID_SHAPES)
-        raise ValueError(f"{value!r} is not an id: write platform:id with one of {known}, such as telegram:42")
+        raise ValueError(f"{value!r} is not an id: write platform:id, such as telegram:42 (platforms: {known})")
     shape, example = _ID_SHAPES[platform]
     if re.fullmatch(r"-[0-9]+", ident):
         raise ValueError(f"{value!r} is a group, but only people can have access: write {example}")
@@ -193,7 +193,7 @@ Secret: TypeAlias = Annotated[
     _secret_like(r"[!-~]*", "contains characters that are not allowed in a key, such as spaces or …: copy it again"),
 ]
 WebhookSecret: TypeAlias = Annotated[
-    Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must have 16 to 256 of the characters A-Z a-z 0-9 _ -")
+    Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must have 16 to 256 characters, each one of A-Z a-z 0-9 _ -")
 ]
 """Secret with only the characters that Telegram allows, long enough that it cannot be guessed."""
 
@@ -211,7 +211,7 @@ def _names_key(name: str) -> bool:
 def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str, str], bool]) -> BeforeValidator:
     """Return a validator for a mapping of names to strings. The group in `shape` matches the value.
 
-    `is_secret` receives name and value.
+    `is_secret` is called with each name and value.
     """
 
     def check(value: object) -> Mapping[str, str | SecretStr]:

@@ -6,7 +6,7 @@ from hermes_state.values import MICROS, MicroUsd
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name most similar to the misspelt `name`, ignoring case; None below the similarity `cutoff`.
+    """Return the known name most similar to the misspelt `name`, ignoring case. None if none is similar enough.
 
     >>> closest("Telegarm", ["telegram", "discord"])
     'telegram'

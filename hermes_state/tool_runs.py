@@ -29,7 +29,7 @@ class ToolResult:
     state: ToolRunState
     images: tuple[Image, ...] = ()
     preview: Callable[[MessageId], str] | None = None
-    """Function that returns the text that the model sees, given the id of the result's row.
+    """Function that returns the text to show the model instead of `text`. Its argument is the id of the result's row.
 
     None: the model sees the whole `text`.
     """

@@ -1,7 +1,7 @@
 """Transcripts: message rows, and the views of them that the model sees.
 
-Rows are append-only. The model sees a **view** of a lineage's tip: the rows that its context references by position,
-then its own rows by `seq`. `view_edits` hide or replace rows of the view. Undo and retry only write view edits.
+Rows are append-only. The model sees a **view** of a lineage's newest session: first the rows that the session's context
+lists, then the session's own rows. `view_edits` hide or replace rows of it. Undo and retry only write view edits.
 """
 
 import sqlite3
@@ -68,7 +68,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A lineage's tip and, in order, the rows that the model sees."""
+    """A conversation's newest session, and the rows that the model sees, in order."""
 
     session: Session
     transcript: Transcript
@@ -99,7 +99,7 @@ def append(db: Connection, session_id: SessionId, new: NewMessage, now: Millis) 
 def append_to_tip(
     db: Connection, lineage_id: LineageId, new: NewMessage, now: Millis, noted: str = "", *values: object
 ) -> Message:
-    """Append a row to a conversation's tip. Raises `SessionNotFound`.
+    """Append a row to a conversation's newest session. Raises `SessionNotFound`.
 
     `noted` contains SQL assignments for the session's row, each preceded by a comma. `values` are their parameters.
     """

@@ -101,7 +101,7 @@ def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
 
 
 def find_unended(db: Connection, turn: TurnClaim) -> RunningTurn | None:
-    """Load a turn if it is running or waiting in this epoch."""
+    """Load a claimed turn. None if it has ended or its epoch has changed."""
     where = "t.id = ? AND t.epoch = ? AND t.state IN ('running','waiting')"
     return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
 
@@ -116,7 +116,7 @@ def was_stopped(db: Connection, turn_id: TurnId) -> bool:
 
 
 def require_running(db: Connection, turn: TurnClaim) -> RunningTurn:
-    """Load a running turn of this epoch. Raises `TurnMoved`."""
+    """Load a claimed turn. Raises `TurnMoved` if it is not running or its epoch has changed."""
     where = "t.id = ? AND t.epoch = ? AND t.state = 'running'"
     found = select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
     if found is None:
@@ -125,7 +125,7 @@ def require_running(db: Connection, turn: TurnClaim) -> RunningTurn:
 
 
 def load_running(db: Connection, turn_id: TurnId) -> RunningTurn:
-    """Load a running turn of any epoch. Raises `TurnMoved`."""
+    """Load a turn, whatever its epoch. Raises `TurnMoved` if it is not running."""
     found = find_turn(db, turn_id)
     if found is None:
         raise TurnMoved(f"turn {turn_id} is not running")
@@ -149,7 +149,7 @@ def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> N
 
 
 def load_previews(db: Connection, turn_ids: Iterable[TurnId], known: Mapping[TurnId, int]) -> list[StoredText]:
-    """Load the previews of running turns. `known` maps turns to the epochs that the caller knows."""
+    """Load the previews of running turns. Turns whose epoch differs from the one in `known` are loaded too."""
     query = """SELECT t.epoch, p.text FROM previews p JOIN turns t ON t.id = p.turn_id
     WHERE p.turn_id = ? AND t.state = 'running'"""
     found = []

@@ -20,10 +20,10 @@ AttachmentId = NewType("AttachmentId", int)
 Millis = NewType("Millis", int)  # UTC milliseconds since the epoch
 
 Tokens = NewType("Tokens", int)
-"""Number of tokens set by people or providers, such as a window, a limit or a budget."""
+"""Number of tokens that people or providers set, such as a window, a limit or a budget."""
 
 EstimatedTokens = NewType("EstimatedTokens", int)
-"""Number of tokens estimated by the gateway. Its type keeps it apart from the counts that providers report."""
+"""Number of tokens that the gateway estimates. The type keeps estimates apart from the counts that providers report."""
 
 ReportedTokens = NewType("ReportedTokens", int)  # counted by a provider
 
@@ -81,7 +81,7 @@ class ChatKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRef:
-    """A conversation and, during a turn, the turn that reads it."""
+    """A conversation and, during a turn, the turn."""
 
     chat_id: ChatId
     lineage_id: LineageId
@@ -387,7 +387,7 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanonicalUsage:
-    """Tokens of one model call as the provider reported them. The three prompt parts do not overlap."""
+    """Tokens of one model call as the provider reported them. Cached tokens are not part of `input`."""
 
     input: int = 0
     output: int = 0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 IN_USE_SECONDS: Final = 600
-"""Seconds that a requested file stays in a full cache, because a caller may be about to open it."""
+"""Minimum seconds that a requested file stays in a full cache, because a caller may be about to open it."""
 _CLIENT_OPTIONS: Final = (
     *("allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout"),
     *("pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "timeout", "user_agent"),
@@ -37,14 +37,14 @@ _CLIENT_OPTIONS: Final = (
 
 
 class AttachmentBucket(AttachmentFolder):
-    """Attachment files in an object store. Its folder is a cache of about `max_cache_bytes`."""
+    """Attachment files in an object store. A local folder of about `max_cache_bytes` is its cache."""
 
     def __init__(self, bucket: "ObjectStore", cache: Path, max_cache_bytes: int = 1 << 30) -> None:
         super().__init__(cache)
         self._bucket = bucket
         self._max_cache_bytes = max_cache_bytes
         self._new_bytes = max_cache_bytes
-        """Number of bytes added to the cache since it was last trimmed."""
+        """Number of bytes added to the cache since it was last trimmed. At first so high that a new file trims it."""
 
     def check(self) -> bool:
         """Write, read and delete an object. Return False if the bytes differ. Raises obstore's errors."""
@@ -94,7 +94,7 @@ class AttachmentBucket(AttachmentFolder):
             self._trim()
 
     def _trim(self) -> None:
-        """Remove the least recently used files, and unfinished downloads of processes that have ended."""
+        """Remove the least recently used files, and unfinished downloads left by processes that have ended."""
         self.remove_leftovers(int(time.time() * 1000) - LEFTOVER_MILLIS)
         states = states_of(self.folder.glob("*/*"))
         found = sorted((max(state.st_atime, state.st_mtime), state.st_size, path) for path, state in states)

@@ -27,13 +27,13 @@ class AttachmentFolder:
         return Path(name)
 
     def keep(self, fetched: Path, name: str, mime: str | None) -> StoredFile:
-        """Move a file made by `new_file` to its path. The same bytes get the same path."""
+        """Move a file made by `new_file` to the path for its content. Files with the same bytes share a path."""
         file = stored_file(fetched, name, mime)
         self._put(fetched, file)
         return file
 
     def local(self, path: str) -> Path:
-        """Return the local path of a stored file. A missing file raises an error here or when it is opened."""
+        """Return the local path of a stored file. For a missing file, this call or opening the path fails."""
         return self.folder / path
 
     def read(self, path: str) -> bytes:
@@ -58,7 +58,7 @@ class AttachmentFolder:
                 file.unlink(missing_ok=True)
 
     def remove_leftovers(self, before_ms: int) -> None:
-        """Remove incoming files older than `before_ms` (UTC milliseconds), left by processes that have ended."""
+        """Remove incoming files from before `before_ms` (UTC milliseconds), left by processes that have ended."""
         for path, state in states_of(self.folder.glob("incoming-*")):
             if state.st_mtime * 1000 < before_ms:
                 path.unlink(missing_ok=True)
@@ -70,7 +70,7 @@ class AttachmentFolder:
 
 
 def states_of(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield each file with the result of `stat`. Files that were deleted meanwhile are left out."""
+    """Yield each file with its `stat` result. Skip files that no longer exist."""
     for path in paths:
         with suppress(FileNotFoundError):
             yield path, path.stat()
