@@ -132,7 +132,7 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
 
 
 def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None) -> SessionId:
-    """End the newest session, `plan.tip`. Continue in a new session with the planned view, then rows added since.
+    """End the newest session, `plan.tip`. Continue it in a new one that has the planned view and rows added since.
 
     Messages do not change. If `context_state` is None, the tip's state is kept. Raises `LineageMoved` if the tip has
     ended or its view has changed.

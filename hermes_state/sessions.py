@@ -181,7 +181,7 @@ def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 
 
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
-    """Make an earlier conversation active again. One of its keys starts with `key_prefix`. Raises `LookupRejected`."""
+    """Make the conversation active in which a session's key starts with `key_prefix`. Raises `LookupRejected`."""
     tip = find_conversation(db, chat_id, key_prefix)
     if (active := load_open(db, chat_id)) is not None:
         if active.id == tip.id:
@@ -281,7 +281,7 @@ def set_title(db: Connection, session_id: SessionId, title: str) -> None:
 
 
 def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
-    """Set the title of a conversation unless it has one. Return False if it has one."""
+    """Give a conversation a title, unless it has one. Return False in that case."""
     if load_title(db, lineage_id) is not None:
         return False
     set_title(db, load_tip(db, lineage_id).id, title)

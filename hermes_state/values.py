@@ -81,7 +81,7 @@ class ChatKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRef:
-    """A conversation and, during a turn, the turn."""
+    """A conversation and, during a turn, that turn."""
 
     chat_id: ChatId
     lineage_id: LineageId
@@ -387,7 +387,7 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanonicalUsage:
-    """Tokens of one model call as the provider reported them. Cached tokens are not part of `input`."""
+    """Tokens of one model call as the provider reported them. `input` excludes cached and newly cached tokens."""
 
     input: int = 0
     output: int = 0

@@ -23,7 +23,7 @@ from hermes_state.text import shortened
 MAX_NAMED = 10
 """Maximum number of rejected rows that an error message names."""
 SLICE_ROWS = 500
-"""Number of rows per transaction. Even rows with the longest texts fit into memory."""
+"""Number of rows per transaction. Even this many rows with the longest texts fit into memory."""
 
 TABLES: Final = {
     "meta": ("key",),

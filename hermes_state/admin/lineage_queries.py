@@ -46,7 +46,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     end_reason: EndReason | None
     message_count: int
     layer: str | None
-    """Layer of the compression that created the session. None if no compression did: a first session, or an undo."""
+    """Layer of the compression that created the session. None for a first session, or one that an undo created."""
     tokens_before: int | None
     tokens_after: int | None
     focus: str | None

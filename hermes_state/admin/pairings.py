@@ -1,4 +1,4 @@
-"""Pairings: a stranger receives a code, and gets access when an admin approves it. Codes are stored only as hashes."""
+"""Pairings: a stranger receives a code, and gets access when the code is approved. Only hashes of codes are stored."""
 
 import hashlib
 import secrets

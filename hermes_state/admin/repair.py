@@ -83,8 +83,8 @@ def repair_database(path: Path) -> RepairReport | None:
     """Replace the damaged database at `path` with a new file of its readable rows. Return None if nothing is damaged.
 
     Needs free disk space of three times the database's size. Nothing changes until the new file has passed every check.
-    Raises `LockUnavailable` while a daemon runs, and `DatabaseRejected` if the database was lost or is of a newer
-    version. Raises `StoreUnavailable` if there never was a database, nothing is readable, or the disk is full.
+    Raises `LockUnavailable` while a daemon runs, and `DatabaseRejected` if the database was lost or a newer version
+    wrote it. Raises `StoreUnavailable` if there never was a database, nothing is readable, or the disk is full.
     """
     if not path.exists():
         refuse_loss(path)

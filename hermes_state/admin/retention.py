@@ -31,7 +31,7 @@ _EXPIRED: Final = {
     # Expired codes. Approved and revoked people stay.
     "pairings": ("code_hash", "state = 'pending' AND expires_at < ?"),
 }
-"""Key column of each table, and the SQL condition for rows to remove. Its parameter is a time in milliseconds."""
+"""Key column of each table, and the SQL condition for rows to remove: those that ended before the given time."""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:

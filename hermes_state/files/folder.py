@@ -33,7 +33,7 @@ class AttachmentFolder:
         return file
 
     def local(self, path: str) -> Path:
-        """Return the local path of a stored file. For a missing file, this call or opening the path fails."""
+        """Return the local path of a stored file. If the file is missing, this call or opening the path fails."""
         return self.folder / path
 
     def read(self, path: str) -> bytes:
@@ -58,7 +58,7 @@ class AttachmentFolder:
                 file.unlink(missing_ok=True)
 
     def remove_leftovers(self, before_ms: int) -> None:
-        """Remove incoming files from before `before_ms` (UTC milliseconds), left by processes that have ended."""
+        """Remove incoming files last changed before `before_ms` (UTC milliseconds), left by ended processes."""
         for path, state in states_of(self.folder.glob("incoming-*")):
             if state.st_mtime * 1000 < before_ms:
                 path.unlink(missing_ok=True)

@@ -63,7 +63,7 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 
 
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Return the tokens of the largest prompt answered in a conversation (None: in any, without estimated tokens)."""
+    """Return the token count of a conversation's largest answered prompt. None: of all prompts with reported counts."""
     where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
     query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
     FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'

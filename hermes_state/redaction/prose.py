@@ -10,7 +10,7 @@ from hermes_state.redaction.patterns import MARK, Span, expression, stored
 _REACH = 80
 """Number of characters to search after a word that means "password"."""
 _BESIDE = 20
-"""Number of characters to search after such a word if it closely follows another one."""
+"""Number of characters to search after a word for "password" that comes shortly after another such word."""
 _CARD_REACH = 40
 
 
@@ -89,9 +89,11 @@ def _looks_told(value: str, *, is_beside: bool, is_quoted: bool) -> bool:
 
 
 def card_numbers(text: str, lower: str) -> Iterator[Span]:
-    """Yield the spans of card numbers: an issuer's prefix, a valid check digit, and grouped digits or "card" nearby.
+    """Yield the spans of payment card numbers.
 
-    A check digit alone is not enough, because one in ten long numbers, such as order numbers, has a valid one.
+    They have an issuer's prefix, a valid check digit, and either grouped digits or a word for a card nearby.
+
+    One in ten other long numbers, such as order numbers, also has a valid check digit.
     """
     if expression("cards", "hint").search(text) is None:
         return

@@ -40,7 +40,7 @@ class Term:
         return [*(Term(word, False) for word in words), Term(last, self.is_prefix)] if last else []
 
     def pattern(self, words: int | None = None, edge: str = _IN_WORD) -> str | None:
-        """Return a pattern for the term's first `words` words in folded text, unless next to a match of `edge`.
+        """Return a pattern for the term's first `words` in folded text. Characters around them must not match `edge`.
 
         The pattern starts with the plain word instead of a lookbehind, which makes the search ten times faster.
         """

@@ -18,7 +18,7 @@ from lossless_engine.tree import Kept, Node, Tree
 FAN_IN = 4
 """Maximum number of children of a node, and of summaries to request in parallel."""
 TOP_PART, LEAF_PART, SUMMARY_PART = 5, 4, 50
-"""Divisors of the threshold, for the token limits of the tree's top, of a leaf's messages, and of a summary."""
+"""Divisors. The threshold divided by them gives the token limits for the tree's top, a leaf's messages, a summary."""
 _ROLES = ["user", "assistant", "record", "summary", "tool"]
 MAX_LINES, MAX_CHARACTERS, REGEX_SECONDS = 20, 20_000, 5.0
 """Limits of the tools: lines and characters per result, and seconds for a search with a regular expression."""

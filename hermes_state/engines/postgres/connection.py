@@ -69,9 +69,9 @@ class PostgresConnection:
         self._is_broken_off = False
         self._is_ending = False  # a ROLLBACK was sent and its result is pending
         self.share_trip: Callable[[bool], None] | None = None
-        """Function that lets `run_pipelined` run its other functions until each needs a result, and send everything.
+        """Function set by `run_pipelined`. It runs the other functions until each needs a result, then sends all.
 
-        If the argument is True, the other functions run until they end. Raises the first error of any function.
+        If its argument is True, the other functions run until they end. Raises the first error of any function.
         """
 
     @classmethod
@@ -407,5 +407,5 @@ def is_trouble(error: BaseException) -> bool:
 
 
 def ends_session(error: BaseException) -> bool:
-    """Return True if the error would happen again until the session ends."""
+    """Return True if the error would recur in the same session, so the session must end."""
     return isinstance(error, psycopg.Error) and error.sqlstate in _SESSIONS

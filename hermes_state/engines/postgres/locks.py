@@ -1,8 +1,8 @@
 """PostgreSQL advisory locks of a batch. They are released when the batch's transaction ends.
 
-Every batch first takes one common lock: exclusively if a function declares no chats, otherwise shared. It is taken in a
-statement before the others, so that they see the current chats, which cannot move until the transaction ends. Then the
-batch takes the other locks in ascending order, so that batches cannot deadlock.
+Every batch first takes one common lock: exclusively if a function declares no chats, otherwise shared. A separate
+statement takes it, so that later statements see the current chats, which cannot move until the transaction ends. Then
+the batch takes the other locks in ascending order, so that batches cannot deadlock.
 
 The keys of the other locks are 64-bit hashes of their names. If two chats have the same hash, they merely wait for each
 other. A chat can be locked before it is stored, because only its name is hashed.
@@ -69,7 +69,7 @@ def _take(db: Connection, keys: LockKeys) -> Cursor:
 
 @cache
 def _taking(kinds: tuple[str, ...], has_names: bool) -> str:
-    """Return a statement that locks the chats to which rows belong. To save time, it only searches these `kinds`."""
+    """Return a statement that locks the chats of rows. To save time, it searches only for rows of these `kinds`."""
     of_rows = [_OF_ROWS.format(" UNION ALL ".join(_CHATS_OF[kind] for kind in kinds))] if kinds else []
     return _TAKE.format(" UNION ALL ".join([*of_rows, *([_OF_NAMES] if has_names else [])]))
 

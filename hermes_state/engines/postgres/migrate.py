@@ -23,7 +23,7 @@ FIRST = 13  # number of the first migration; earlier versions did not support Po
 _MARK, _OURS = "application", "hermes-gateway"
 _VERSION = "schema_version"
 READABLE_FROM = "schema_readable_from"
-"""Key of a note. The note is the lowest schema version that a gateway must support to use the database."""
+"""Key of the note that stores the minimum schema version a gateway must support to use the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: f
 
 
 def check_server(server: Server) -> None:
-    """Raise `DatabaseRejected` if the server is old or does not use UTF-8, or `StoreUnavailable` if it is read-only."""
+    """Raise `DatabaseRejected` for a server that is too old or not UTF-8, `StoreUnavailable` for a read-only server."""
     if server.version < 140000:
         raise DatabaseRejected(
             f"PostgreSQL 14 or newer is needed, but the server of {server.database} has {server.release}"

@@ -54,7 +54,7 @@ def _snapshot(db: PostgresConnection, seconds: float) -> Iterator[None]:
 
 
 class ShortReads:
-    """Runner of short reads. While all connections are busy, reads wait, and then share a transaction."""
+    """Runs reads of a few rows. Reads that had to wait for a free connection share a transaction."""
 
     def __init__(
         self, run_job: Callable[[Callable[[PostgresConnection], None]], Awaitable[None]], connections: int
@@ -65,7 +65,7 @@ class ShortReads:
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot. Run it again if the shared transaction fails. Raises `psycopg.Error`."""
+        """Run `call` on one snapshot, again if a shared transaction fails. Raises the errors of `call` and psycopg."""
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:

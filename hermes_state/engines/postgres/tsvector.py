@@ -47,7 +47,7 @@ _folding = _Folding()
 
 
 def tokens(text: str, *, is_query: bool = False) -> list[str]:
-    """Return the words of a row's text, or of a phrase in a query, split and folded like FTS5's tokenizer does."""
+    """Return the words of a row's text, or of a phrase in a query, split and folded as FTS5's tokenizer does."""
     cut = segment_query(text.rstrip()) if is_query else segment(text)
     words = filter(None, cut.translate(_folding).split(" "))
     return [

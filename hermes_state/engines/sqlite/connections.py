@@ -84,11 +84,14 @@ def check_engine() -> None:
             raise StoreUnavailable("this Python's SQLite has no full-text search (FTS5): use another Python")
 
 
+_ELSEWHERE = "move it away, or set HERMES_HOME to a different directory"
+
+
 def check_ours(path: Path) -> None:
     """Raise `DatabaseRejected` if another program or a newer version wrote the file. Can also raise `StoreUnavailable`.
 
-    SQLite reads the header from the file opened as immutable, without locks or side files. Reading the file directly
-    would release the locks of this process's other connections when the file is closed.
+    To read the header, SQLite opens the file as immutable, without locks or side files. Reading the file directly would
+    release the locks of this process's other connections when the file is closed.
     """
     log, _ = side_files(path)
     try:
@@ -108,10 +111,10 @@ def check_ours(path: Path) -> None:
             version = scalar(db, int, "PRAGMA user_version")
     except sqlite3.DatabaseError as error:
         if _primary_code(error) == sqlite3.SQLITE_NOTADB and not marker_of(path).exists():
-            raise DatabaseRejected(f"{path} is not a database: move it away or change HERMES_HOME") from error
+            raise DatabaseRejected(f"{path} is not a database: {_ELSEWHERE}") from error
         raise unavailable(path, error) from error
     if application_id != APPLICATION_ID:
-        raise DatabaseRejected(f"{path} belongs to another program: move it away or change HERMES_HOME")
+        raise DatabaseRejected(f"{path} belongs to another program: {_ELSEWHERE}")
     if version > newest_schema():
         raise newer_version(str(path), version, newest_schema())
 
@@ -182,7 +185,7 @@ def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous,
 
 
 def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
-    """Wait at most a second per lock attempt, because waiting blocks the thread. The writer retries until its limit."""
+    """Let SQLite wait at most a second for a lock, because waiting blocks the thread. The writer retries after that."""
     db.execute(f"PRAGMA busy_timeout = {int(min(1.0, busy_seconds) * 1000)}")
 
 

@@ -34,7 +34,7 @@ def newest_schema() -> int:
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] | None = None) -> None:
-    """Apply all pending migrations to `db`, the open database at `path`, which needs to have no other writer.
+    """Apply all pending migrations to `db`, the database at `path`, which must have no other writer or transaction.
 
     A database with content is first copied to `backups/` next to it. Raises `DatabaseRejected` if a newer version wrote
     the file, or an applied migration differs from this version's. After a failed migration, the database keeps its
