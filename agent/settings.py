@@ -61,7 +61,7 @@ class SubagentSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkspaceSettings:
-    """Folder of each chat that the file tools can use."""
+    """Each chat's own folder, which the file tools can use."""
 
     max_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes", restart=True)] = 1 << 30
     """Maximum disk space for the files of one chat."""

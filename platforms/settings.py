@@ -100,7 +100,7 @@ class LocalSettings:
     host: Annotated[str, Setting(restart=True)] = "127.0.0.1"
     """Address on which the web chat listens. An address other than loopback requires an entry in `access`."""
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8765
-    """Port of the web chat; `0` picks a free port. If not set, the gateway uses the first free port from 8765 up."""
+    """Port of the web chat; `0` picks a free port. If not set, the first free port from 8765 upwards is used."""
     public_url: Annotated[Origin | None, Setting(default_text="none", restart=True)] = None
     """Public address of the web chat behind a reverse proxy, such as `https://chat.example.org`."""
     max_characters: int = 200_000

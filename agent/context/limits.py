@@ -44,7 +44,7 @@ class CompressorSettings:
     """Settings of the built-in context engine, except the limits."""
 
     protect_last_n: Annotated[int, Setting(ge=1, le=1_000, unit="messages")] = 20
-    """Number of newest messages to keep unchanged if they fit in 1.5 times `target_ratio`."""
+    """Number of newest messages to keep unchanged if they fit in 1.5 times the space set by `target_ratio`."""
     protect_first_n: Annotated[int, Setting(ge=0, le=100, unit="messages")] = 3
     """Number of messages to keep unchanged at the start of a conversation if they fit in 4,000 tokens."""
     keeps_head_once: bool = False

@@ -81,9 +81,9 @@ def test_the_text_has_the_shares_at_which_hygiene_acts() -> None:
         return f"{limits.hygiene * 100 / limits.context_length:.1f} %"
 
     assert share(limits_at(8_192)) == share(limits_at(32_768))
-    assert f"{share(limits_at(8_192))} of the window at 8,192 and 32,768 tokens" in TEXT
-    assert f"{share(limits_at(128_000))} at 128,000" in TEXT
-    assert f"{share(limits_with(HERMES_MODEL__NAME='gpt-5'))} for `gpt-5`" in TEXT
+    assert f"{share(limits_at(8_192))} of a window of 8,192 or 32,768 tokens" in TEXT
+    assert f"{share(limits_at(128_000))} of a window of 128,000 tokens" in TEXT
+    assert f"{share(limits_with(HERMES_MODEL__NAME='gpt-5'))} of the window of `gpt-5`" in TEXT
     smallest = re.search(r"windows below ([\d,]+) tokens, to models", TEXT)
     assert smallest is not None
     window = int(smallest[1].replace(",", ""))
@@ -112,7 +112,7 @@ def test_the_headings_of_a_summary_are_those_that_are_asked_for() -> None:
 def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
     first, second, third = TIMEOUT_LADDER_SECONDS
     for words in (
-        f"at {PRESSURE_PERCENT} % of the threshold",
+        f"reaches {PRESSURE_PERCENT} % of the threshold",
         f"up to {MAX_PASSES} times",
         f"at least {MIN_HYGIENE_MESSAGES} messages",
         f"at most {MAX_OVERFLOWS} times in one turn",
@@ -130,7 +130,7 @@ def test_the_worked_example_adds_up() -> None:
     """The limits and the size of the markers are those of the gateway, and the sums are right."""
     limits = limits_at(200_000)
     example = " ".join(PAGE.partition("## A worked example")[2].partition("\n## ")[0].split())
-    assert f"from {limits.threshold:,} tokens on" in example
+    assert f"once it reaches {limits.threshold:,} tokens" in example
     assert f"{limits.tail:,} tokens for the kept end" in example
     assert f"at most {limits.summary_ceiling:,} tokens long" in example
     assert f"at most {summary_input_tokens(limits.context_length):,} tokens of the middle" in example
