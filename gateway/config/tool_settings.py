@@ -80,8 +80,8 @@ class ScheduleConfig(BaseConfig):
     """Scheduled messages (`docs/reference/tools.md`)."""
 
     missed: Annotated[Literal["once", "skip"], AnyCase] = "once"
-    """Recurring messages that became due while the gateway was stopped: send one message for all of them (`once`) or
-    none (`skip`)."""
+    """Handling of recurring messages that were due while the gateway was stopped: send one message for all of them
+    (`once`), or skip them (`skip`)."""
 
 
 def places_of(chat: ChatKey) -> Iterator[str]:
