@@ -41,13 +41,13 @@ def _by_window(label: str, row: str) -> dict[str, Sequence[Cell]]:
 CHARTS = (
     Chart(
         "throughput.svg",
-        "Messages answered in a second",
+        "Messages answered per second",
         (OURS, "minimal bot"),
         {name: _cells(name) for name in ("50 chats x 10", "200 chats x 5", "1,000 chats x 2")},
     ),
     Chart(
         "model-calls.svg",
-        "Time of a call with 60 messages, streamed, by protocol",
+        "Duration of a streamed call with 60 messages, by protocol",
         (OURS, "the provider's SDK"),
         {name: _cells(SDK_CALL.format(name)) for name in ("chat_completions", "responses", "anthropic")},
     ),
