@@ -50,23 +50,28 @@ def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def _nodes(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
 def _imported_modules(tree: ast.Module) -> set[Path]:
     """Modules of the product that a module imports from."""
-    names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    names = {node.module for node in _nodes(tree) if isinstance(node, ast.ImportFrom) and node.module}
     names |= {f"{module}.{one}" for module, one in _imports_from(tree)}
     files = [ROOT / f"{name.replace('.', '/')}.py" for name in names if name.partition(".")[0] in PRODUCT]
     return {file for file in files if file.exists()}
 
 
 def _imports_from(tree: ast.Module) -> set[tuple[str, str]]:
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    found = [node for node in _nodes(tree) if isinstance(node, ast.ImportFrom) and node.module]
     return {(node.module or "", one.name) for node in found for one in node.names}
 
 
 def defined_names(tree: ast.Module) -> set[str]:
     """Names that a module gives to functions, classes, variables and attributes of `self`."""
     names = set[str]()
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
@@ -97,13 +102,13 @@ def private_names(tree: ast.Module) -> set[str]:
     modules = near.union(*map(_imported_by, near))
     own = defined_names(tree).union(*map(_defined_in, modules))
     found = {f"{module}.{name}" for module, name in _imports_from(tree)}
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         match node:
             case ast.Import(names=names):
                 found |= {one.name for one in names}
             case ast.Constant(value=str(text)):  # also names for `import_module`
                 found.add(text)
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    attributes = {node.attr for node in _nodes(tree) if isinstance(node, ast.Attribute)}
     return {path for path in found if _is_private_path(path)} | {
         name for name in attributes if is_private(name) and name not in own
     }

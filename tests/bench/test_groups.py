@@ -7,8 +7,7 @@ from bench.conversation import Conversation
 
 
 def test_a_turn_is_measured_beside_one_that_looks_at_no_window() -> None:
-    measure = asyncio.run(turn_bench._overhead(20, 1))
-    assert "20 messages" in measure.name
+    assert "20 messages" in asyncio.run(turn_bench._overhead(20, 1)).name
 
 
 def test_a_compression_is_measured_by_a_stand_in_that_answers() -> None:

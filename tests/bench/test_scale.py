@@ -49,8 +49,7 @@ def test_a_machine_with_nothing_left_says_nothing_of_what_would_run_out_elsewher
 def test_messages_without_an_answer_show_in_the_longest_wait() -> None:
     made = load(**{"node 1": 0.4, POSTGRESQL: 0.1, MACHINE: 0.6})
     found = Arrivals(waits=[2.0, 31.0], unanswered=1, answered_per_second=10, per_second=made.found.per_second)
-    late = Load(nodes=1, rate=10, found=found, connections=5, most_connections=100)
-    assert "> 31.0 s" in table([late])
+    assert "> 31.0 s" in table([Load(nodes=1, rate=10, found=found, connections=5, most_connections=100)])
     assert ">" not in table([made])
 
 

@@ -45,8 +45,7 @@ def names(steps: list[Step]) -> list[str]:
 def test_a_generator_starts_once_and_lambdas_and_comprehensions_never() -> None:
     with recorded(Recorder({__file__: "here"})) as steps:
         assert [one + (lambda: 1)() for one in pieces()] == [2, 2]
-    assert names(steps) == ["pieces", "leaf", "leaf"]
-    assert {step.caller for step in steps} == {"here"}
+    assert (names(steps), {step.caller for step in steps}) == (["pieces", "leaf", "leaf"], {"here"})
 
 
 def test_a_coroutine_starts_once_and_its_task_was_called_by_nobody() -> None:
@@ -55,8 +54,7 @@ def test_a_coroutine_starts_once_and_its_task_was_called_by_nobody() -> None:
 
     with recorded(Recorder({__file__: "here"})) as steps:
         asyncio.run(main())
-    short = [name.rpartition(".")[2] for name in names(steps)]
-    assert short == ["main", "waits", "waits"]
+    assert [name.rpartition(".")[2] for name in names(steps)] == ["main", "waits", "waits"]
     assert {step.caller for step in steps} == {""}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from tests.fakes import labkit
-from tests.fakes.discord_state import Discord, member
+from tests.fakes.discord_state import Discord
 from tests.fakes.labkit import Json
 
 try:
@@ -23,13 +23,8 @@ except ImportError:  # the module is optional; clients then use zlib
 
 INTENT = {
     "GUILDS": 1 << 0,
-    "GUILD_MEMBERS": 1 << 1,
     "GUILD_MESSAGES": 1 << 9,
-    "GUILD_MESSAGE_REACTIONS": 1 << 10,
-    "GUILD_MESSAGE_TYPING": 1 << 11,
     "DIRECT_MESSAGES": 1 << 12,
-    "DIRECT_MESSAGE_REACTIONS": 1 << 13,
-    "DIRECT_MESSAGE_TYPING": 1 << 14,
     "MESSAGE_CONTENT": 1 << 15,
 }
 ENDING_CODES = (1000, 1001, 4003, 4004, 4007, 4009, 4010, 4011, 4012, 4013, 4014)
@@ -37,6 +32,7 @@ ENDING_CODES = (1000, 1001, 4003, 4004, 4007, 4009, 4010, 4011, 4012, 4013, 4014
 
 MAX_PAYLOAD_BYTES = 4096
 REPLAY = 10_000
+RESUME_SECONDS = 120.0
 
 
 class Session:
@@ -88,16 +84,10 @@ class Conn:
 def needed_intent(event: str, data: Mapping[str, Any]) -> int:
     """Return the intent that a session needs to get this event, or 0 if it needs none."""
     is_direct = not data.get("guild_id")
-    if event.startswith("MESSAGE_REACTION"):
-        return INTENT["DIRECT_MESSAGE_REACTIONS" if is_direct else "GUILD_MESSAGE_REACTIONS"]
     if event.startswith("MESSAGE_"):
         return INTENT["DIRECT_MESSAGES" if is_direct else "GUILD_MESSAGES"]
-    if event == "TYPING_START":
-        return INTENT["DIRECT_MESSAGE_TYPING" if is_direct else "GUILD_MESSAGE_TYPING"]
-    if event.startswith(("THREAD_", "CHANNEL_", "GUILD_CREATE", "GUILD_DELETE", "GUILD_UPDATE")):
-        return INTENT["GUILDS"] if not is_direct or event.startswith("GUILD_") else 0
-    if event.startswith("GUILD_MEMBER"):
-        return INTENT["GUILD_MEMBERS"] if event != "GUILD_MEMBERS_CHUNK" else 0
+    if event.startswith(("THREAD_", "CHANNEL_")):
+        return 0 if is_direct else INTENT["GUILDS"]
     return 0
 
 
@@ -134,7 +124,7 @@ class Gateway:
 
     def _is_expired(self, session: Session) -> bool:
         away = time.monotonic() - session.lost_at
-        return session.conn is None and away > self._discord.config["resume_window"]
+        return session.conn is None and away > RESUME_SECONDS
 
     async def _ready(self, session: Session) -> None:
         discord = self._discord
@@ -239,9 +229,6 @@ class Gateway:
             return await self._resume(conn, data)
         if conn.session is None:
             return await self._refuse(conn, 4003, "Not authenticated.")
-        if op == 8:
-            await self._send_members(conn.session, data)
-            return True
         if op in (3, 4):
             return True
         return await self._refuse(conn, 4001, "Unknown opcode.")
@@ -257,19 +244,11 @@ class Gateway:
         rule = self._discord.faults.take("IDENTIFY")
         if rule and rule["kind"] in ("close", "status"):
             return await self._refuse(conn, int(rule.get("code") or rule.get("status") or 4000), "fault")
-        if rule and rule["kind"] == "invalid_session":
-            await conn.send(9, False)
-            return True
         if not self._discord.token_ok(data.get("token", "")):
             return await self._refuse(conn, 4004, "Authentication failed.")
         intents: int = data.get("intents") or 0
         if intents & int(config["disallowed_intents"]):
             return await self._refuse(conn, 4014, "Disallowed intent(s).")
-        if config["identify_limit"] is not None:
-            if config["identify_limit"] <= 0:
-                await conn.send(9, False)
-                return True
-            config["identify_limit"] -= 1
         session = Session(intents, data.get("shard"))
         session.conn, conn.session = conn, session
         self._discord.sessions[session.id] = session
@@ -297,26 +276,6 @@ class Gateway:
         await self.dispatch_to(session, "RESUMED", {"_trace": ["lab"]})
         return True
 
-    async def _send_members(self, session: Session, data: Json) -> None:
-        guild_id = data["guild_id"][0] if isinstance(data["guild_id"], list) else data["guild_id"]
-        wanted = data.get("user_ids")
-        ids = {str(user_id) for user_id in (wanted if isinstance(wanted, list) else [wanted])} if wanted else None
-        prefix = data.get("query") or ""
-        rows = [
-            user
-            for user in self._discord.users.values()
-            if (ids is None or user["id"] in ids) and user["username"].startswith(prefix)
-        ]
-        chunk = {
-            "guild_id": str(guild_id),
-            "members": [member(user) for user in rows],
-            "chunk_index": 0,
-            "chunk_count": 1,
-            "not_found": [],
-            "nonce": data.get("nonce"),
-        }
-        await self.dispatch_to(session, "GUILD_MEMBERS_CHUNK", chunk)
-
     # Control API
 
     async def act(self, data: Mapping[str, Any]) -> Json:
@@ -326,7 +285,7 @@ class Gateway:
             await self._act_on(conn, data)
         if data.get("action") == "forget_sessions":
             for session in list(self._discord.sessions.values()):
-                if session.conn is None or data.get("all"):
+                if session.conn is None:
                     self._discord.sessions.pop(session.id, None)
         return {"connections": [conn.number for conn in hit]}
 
@@ -344,7 +303,3 @@ class Gateway:
                 await conn.send(9, bool(data.get("resumable")))
             case "mute":
                 conn.mute = True
-            case "unmute":
-                conn.mute = False
-            case "heartbeat":
-                await conn.send(1)

@@ -19,6 +19,7 @@ from tests.fakes.discord_state import (
 )
 from tests.fakes.labkit import Json
 
+ACKNOWLEDGE_SECONDS = 3
 TOKEN_SECONDS = 900
 MESSAGE, DEFERRED_MESSAGE, DEFERRED_UPDATE, UPDATE = 4, 5, 6, 7
 """Types of interaction callbacks."""
@@ -66,8 +67,7 @@ class Interactions:
         return (200, _callback_response(row, kind, made)) if with_response else (204, None)
 
     def _is_late(self, row: Json) -> bool:
-        deadline = self._discord.config["interaction_deadline"]
-        return not row["acked"] and time.monotonic() - row["t"] > deadline
+        return not row["acked"] and time.monotonic() - row["t"] > ACKNOWLEDGE_SECONDS
 
     async def _acknowledge(self, row: Json, kind: int, body: Mapping[str, Any]) -> Json | None:
         discord = self._discord
@@ -128,10 +128,6 @@ class Interactions:
         message = self._find(row, name)
         if method == "GET":
             return 200, message
-        if method == "DELETE":
-            self._discord.messages[row["channel_id"]].pop(message["id"], None)
-            await self._discord.record("delete", message, interaction_id=row["id"])
-            return 204, None
         message["flags"] &= ~LOADING
         await self.edit(message, data, "interaction_edit")
         return 200, message
@@ -179,7 +175,8 @@ class Interactions:
         row: Json = {"id": interaction_id, "token": token, "acked": False, "channel_id": channel["id"]}
         if data.get("custom_id"):
             row["message"] = discord.messages[channel["id"]][str(data["message_id"])]
-            payload |= {"type": 3, "message": row["message"], "data": _press(data)}
+            payload |= {"type": 3, "message": row["message"]}
+            payload["data"] = {"custom_id": data["custom_id"], "component_type": 2}
         else:
             kind = 4 if data.get("autocomplete") else 2
             payload |= {"type": kind, "data": self._pick(data, guild_id or "")}
@@ -207,11 +204,6 @@ class Interactions:
             options = [{"name": node["name"], "type": node["type"], "options": options}]
         made = {"id": command["id"], "name": command["name"], "type": command.get("type", 1), "options": options}
         return {**made, "guild_id": command["guild_id"]} if command.get("guild_id") else made
-
-
-def _press(data: Mapping[str, Any]) -> Json:
-    made = {"custom_id": data["custom_id"], "component_type": data.get("component_type", 2)}
-    return {**made, "values": data["values"]} if "values" in data else made
 
 
 def _options(given: Any, known: list[Json]) -> list[Json]:

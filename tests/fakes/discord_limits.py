@@ -12,7 +12,6 @@ LIMITS = {
     "PATCH /channels/:id/messages/:id": (5, 5.0),
     "DELETE /channels/:id/messages/:id": (5, 1.0),
     "POST /channels/:id/typing": (5, 5.0),
-    "PUT /channels/:id/messages/:id/reactions/:e/@me": (1, 0.25),
     "GET /channels/:id/messages": (50, 1.0),
     "POST /webhooks/:id/:t": (5, 2.0),
     "PATCH /webhooks/:id/:t/messages/:id": (5, 2.0),
@@ -38,12 +37,10 @@ def route_key(method: str, path: str) -> tuple[str, str]:
     shape = []
     for index, part in enumerate(parts):
         before = parts[index - 1] if index else ""
-        if part.isdigit() or part == "@original" or (before == "messages" and part != "bulk-delete"):
+        if part.isdigit() or part == "@original" or before == "messages":
             shape.append(":id")
         elif secret and index == 2:
             shape.append(":t")
-        elif before == "reactions":
-            shape.append(":e")
         else:
             shape.append(part)
     return f"{method} /" + "/".join(shape), "/".join(major)

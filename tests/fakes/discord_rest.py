@@ -15,9 +15,7 @@ from tests.fakes.discord_state import (
     Discord,
     RestError,
     check_content,
-    form_error,
     iso,
-    member,
     not_found,
     scope,
 )
@@ -65,17 +63,10 @@ class Rest:
     async def serve(self, request: web.Request, path: str) -> Answer:
         method = request.method
         parts = path.strip("/").split("/")
-        if (fixed := await self._fixed(method, path, request)) is not None:
+        if (fixed := self._fixed(path)) is not None:
             return fixed
-        if found := re.fullmatch(r"/users/(\d+)", path):
-            if found[1] not in self._discord.users:
-                raise RestError(10013)
-            return 200, self._discord.users[found[1]]
-        if found := re.fullmatch(r"/applications/(\d+)(?:/guilds/(\d+))?/commands(?:/(\d+))?", path):
-            data = await read_form(self._discord, request)
-            return await self._commands(method, found[2] or "", found[3], data)
-        if found := re.fullmatch(r"/guilds/(\d+)(/.*)?", path):
-            return self._guild(found[1], found[2] or "", request.query)
+        if re.fullmatch(r"/applications/\d+/commands", path):
+            return await self._commands(method, await read_form(self._discord, request))
         if found := re.fullmatch(r"/channels/(\d+)(/.*)?", path):
             data = await read_form(self._discord, request)
             return await self._channel(method, found[1], found[2] or "", request.query, data)
@@ -87,7 +78,7 @@ class Rest:
             return await self.interactions.webhook(method, parts, await read_form(self._discord, request))
         raise not_found()
 
-    async def _fixed(self, method: str, path: str, request: web.Request) -> Answer | None:
+    def _fixed(self, path: str) -> Answer | None:
         discord = self._discord
         gateway_url = discord.base.replace("http", "ws", 1) + "/gateway"
         match path:
@@ -97,20 +88,9 @@ class Rest:
                 start = {"total": 1000, "remaining": 999, "reset_after": 14_400_000, "max_concurrency": 1}
                 return 200, {"url": gateway_url, "shards": 1, "session_start_limit": start}
             case "/users/@me":
-                if method == "PATCH":
-                    data = await read_form(discord, request)
-                    discord.bot.update({key: data[key] for key in ("username",) if key in data})
                 return 200, {**discord.bot, "verified": True, "mfa_enabled": False, "locale": "en-US", "email": None}
             case "/oauth2/applications/@me" | "/applications/@me":
                 return 200, self._application()
-            case "/users/@me/guilds":
-                extra: Json = {"icon": None, "owner": False, "permissions": "0", "features": []}
-                return 200, [{"id": row["id"], "name": row["name"], **extra} for row in discord.guilds.values()]
-            case "/users/@me/channels" if method == "POST":
-                user_id = str((await read_form(discord, request))["recipient_id"])
-                if user_id not in discord.users:
-                    raise RestError(50033)
-                return 200, discord.dm_with(user_id)
         return None
 
     def _application(self) -> Json:
@@ -132,33 +112,12 @@ class Rest:
             "hook": True,
         }
 
-    def _guild(self, guild_id: str, rest: str, query: Mapping[str, str]) -> Answer:
-        if guild_id not in self._discord.guilds:
-            raise RestError(10004)
-        full = self._discord.guild_payload(guild_id)
-        if rest.startswith("/members/search"):
-            prefix = query.get("query", "")
-            return 200, [row for row in full["members"] if row["user"]["username"].startswith(prefix)]
-        if found := re.fullmatch(r"/members/(\d+|@me)", rest):
-            user_id = self._discord.bot["id"] if found[1] == "@me" else found[1]
-            if user_id not in self._discord.users:
-                raise RestError(10007)
-            return 200, member(self._discord.users[user_id])
-        match rest:
-            case "":
-                return 200, full
-            case "/channels" | "/roles" | "/members":
-                return 200, full[rest[1:]]
-            case "/threads/active":
-                return 200, {"threads": full["threads"], "members": [row["member"] for row in full["threads"]]}
-        raise not_found()
-
     # Channels and messages
 
     async def _channel(self, method: str, channel_id: str, rest: str, query: Mapping[str, str], data: Any) -> Answer:
         channel = self._discord.channel(channel_id)
         if rest == "":
-            return await self._change_channel(channel, data) if method == "PATCH" else (200, channel)
+            return 200, channel
         if rest == "/typing" and method == "POST":
             await self._discord.sent.add(action="typing", channel_id=channel_id, message_id=None, text=None)
             return 204, None
@@ -166,34 +125,9 @@ class Rest:
             if method == "GET":
                 return 200, self._history(channel_id, query)
             return 200, await self._send(channel, data)
-        if rest == "/messages/bulk-delete" and method == "POST":
-            for message_id in data["messages"]:
-                self._discord.messages[channel_id].pop(str(message_id), None)
-            return 204, None
         if found := re.fullmatch(r"/messages/(\d+)", rest):
             return await self._message(method, channel, found[1], data)
-        if found := re.fullmatch(r"/messages/(\d+)/reactions/([^/]+)(?:/(@me|\d+))?", rest):
-            message = self._discord.message(channel_id, found[1])
-            action = "react" if method == "PUT" else "unreact"
-            await self._discord.sent.add(action=action, channel_id=channel_id, message_id=message["id"], text=found[2])
-            return 204, None
-        if (found := re.fullmatch(r"/messages/(\d+)/threads", rest)) or rest == "/threads":
-            return await self._start_thread(channel, found[1] if found else None, data)
-        if rest.startswith("/thread-members"):
-            return (204, None) if method in ("PUT", "DELETE") else (200, [])
-        if rest.startswith(("/pins", "/messages/pins")):
-            empty: Any = {"items": [], "has_more": False} if "messages" in rest else []
-            return (204, None) if method in ("PUT", "DELETE") else (200, empty)
         raise not_found()
-
-    async def _change_channel(self, channel: Json, data: Json) -> Answer:
-        channel.update({key: data[key] for key in ("name", "topic") if key in data})
-        if "thread_metadata" in channel:
-            keys = ("archived", "locked", "auto_archive_duration")
-            channel["thread_metadata"].update({key: data[key] for key in keys if key in data})
-        event = "THREAD_UPDATE" if channel["type"] in THREADS else "CHANNEL_UPDATE"
-        await self._gateway.dispatch(event, channel)
-        return 200, channel
 
     def _history(self, channel_id: str, query: Mapping[str, str]) -> list[Json]:
         """Return messages newest first, as Discord does for every query."""
@@ -203,9 +137,6 @@ class Rest:
             rows = [row for row in rows if int(row["id"]) > int(after)][:limit]
         elif before := query.get("before"):
             rows = [row for row in rows if int(row["id"]) < int(before)][-limit:]
-        elif around := query.get("around"):
-            near = sorted(rows, key=lambda row: abs(int(row["id"]) - int(around)))[:limit]
-            rows = sorted(near, key=lambda row: int(row["id"]))
         else:
             rows = rows[-limit:]
         return rows[::-1]
@@ -235,9 +166,6 @@ class Rest:
         return made
 
     def _check_may_send(self, channel: Json) -> None:
-        closed = {str(user_id) for user_id in self._discord.config["dm_closed"]}
-        if channel["type"] == 1 and channel["recipients"][0]["id"] in closed:
-            raise RestError(50007)
         if channel.get("deny_send"):
             raise RestError(50013)
         if channel["type"] in THREADS and channel["thread_metadata"]["archived"]:
@@ -261,76 +189,33 @@ class Rest:
         await self.interactions.edit(message, data)
         return 200, message
 
-    async def _start_thread(self, channel: Json, message_id: str | None, data: Json) -> Answer:
-        if not 1 <= len(data.get("name", "")) <= 100:
-            raise form_error(name=("BASE_TYPE_BAD_LENGTH", "Must be between 1 and 100 in length."))
-        if message_id:
-            self._discord.message(channel["id"], message_id)
-            if message_id in self._discord.channels:
-                raise RestError(160004)
-        owner, kind = self._discord.bot["id"], data.get("type", 11)
-        thread = self._discord.make_thread(channel, data["name"], owner, message_id, kind)
-        row = {"channel_id": channel["id"], "message_id": message_id, "text": data["name"], "thread_id": thread["id"]}
-        await self._discord.sent.add(action="thread", **row)
-        await self._gateway.dispatch("THREAD_CREATE", {**thread, "newly_created": True})
-        return 201, thread
-
     # Application commands
 
-    async def _commands(self, method: str, guild_id: str, command_id: str | None, data: Any) -> Answer:
-        rows = self._discord.commands.setdefault(guild_id, [])
-        found = next((row for row in rows if row["id"] == command_id), None)
-        if command_id and found is None:
-            raise RestError(10063)
+    async def _commands(self, method: str, data: Any) -> Answer:
+        rows = self._discord.commands.setdefault("", [])
         if method == "GET":
-            return 200, found or rows
-        place = guild_id or None
-        if method == "DELETE":
-            self._discord.commands[guild_id] = [row for row in rows if row is not found]
-            await self._discord.record("commands", None, guild_id=place, method=method, names=[])
-            return 204, None
-        if method == "PATCH" and found is not None:
-            found.update(data, version=self._discord.flake())
-            await self._discord.record("commands", None, guild_id=place, method=method, names=[found["name"]])
-            return 200, found
-        made = self._new_commands(rows, guild_id, data)
-        names = [(row["name"], row["type"]) for row in made]
-        await self._discord.record("commands", None, guild_id=place, method=method, names=[name for name, _ in names])
-        if method == "PUT":
-            self._discord.commands[guild_id] = made
-            return 200, made
-        kept = [row for row in rows if (row["name"], row["type"]) not in names]
-        self._discord.commands[guild_id] = kept + made
-        return 201, made[0]
+            return 200, rows
+        if method != "PUT":
+            raise not_found()
+        self._discord.commands[""] = made = self._new_commands(rows, data)
+        await self._discord.record("commands", None, guild_id=None, method=method, names=[row["name"] for row in made])
+        return 200, made
 
-    def _new_commands(self, rows: list[Json], guild_id: str, data: Any) -> list[Json]:
-        incoming = data if isinstance(data, list) else [data]
+    def _new_commands(self, rows: list[Json], incoming: list[Json]) -> list[Json]:
         if sum(row.get("type", 1) == 1 for row in incoming) > MAX_COMMANDS:
             raise RestError(30032)
         made = []
         for number, row in enumerate(incoming):
             if errors := _command_errors(row):
-                raise RestError(50035, errors={str(number): errors} if isinstance(data, list) else errors)
-            same = (old for old in rows if (old["name"], old["type"]) == (row["name"], row.get("type", 1)))
-            old = next(same, None)
-            made.append(
-                {
-                    "id": old["id"] if old else self._discord.flake(),
-                    "application_id": self._discord.app_id,
-                    "version": self._discord.flake(),
-                    "type": 1,
-                    "default_member_permissions": None,
-                    "nsfw": False,
-                    "description": "",
-                    **row,
-                    **({"guild_id": guild_id} if guild_id else {}),
-                }
-            )
+                raise RestError(50035, errors={str(number): errors})
+            old = next((one for one in rows if (one["name"], one["type"]) == (row["name"], row.get("type", 1))), None)
+            own = {"id": old["id"] if old else self._discord.flake(), "application_id": self._discord.app_id}
+            usual = {"version": self._discord.flake(), "type": 1, "default_member_permissions": None, "nsfw": False}
+            made.append({**own, **usual, "description": "", **row})
         if len({(row["name"], row["type"]) for row in made}) != len(made):
             text = "Application command names must be unique"
-            raise RestError(
-                50035, errors={"_errors": [{"code": "APPLICATION_COMMANDS_DUPLICATE_NAME", "message": text}]}
-            )
+            errors = {"_errors": [{"code": "APPLICATION_COMMANDS_DUPLICATE_NAME", "message": text}]}
+            raise RestError(50035, errors=errors)
         return made
 
 

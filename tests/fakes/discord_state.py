@@ -31,12 +31,9 @@ _KNOWN = {
     0: (401, "401: Unauthorized"),
     10003: (404, "Unknown Channel"),
     10004: (404, "Unknown Guild"),
-    10007: (404, "Unknown Member"),
     10008: (404, "Unknown Message"),
-    10013: (404, "Unknown User"),
     10015: (404, "Unknown Webhook"),
     10062: (404, "Unknown interaction"),
-    10063: (404, "Unknown application command"),
     30032: (400, "Maximum number of application commands reached (100)."),
     40005: (413, "Request entity too large"),
     40060: (400, "Interaction has already been acknowledged."),
@@ -46,11 +43,9 @@ _KNOWN = {
     50007: (403, "Cannot send messages to this user"),
     50013: (403, "Missing Permissions"),
     50027: (401, "Invalid Webhook Token"),
-    50033: (400, "Invalid Recipient(s)"),
     50035: (400, "Invalid Form Body"),
     50083: (400, "Thread is archived"),
     50109: (400, "The request body contains invalid JSON."),
-    160004: (400, "A thread has already been created for this message"),
 }
 
 
@@ -142,15 +137,11 @@ class Discord:
         self.sent, self.calls, self.gateway_log = labkit.Journal(), labkit.Journal(), labkit.Journal()
         self.config: Json = {
             "heartbeat_ms": self.heartbeat_default,
-            "resume_window": 120.0,
             "rate_limits": True,
             "global_per_sec": 50,
             "disallowed_intents": 0,
             "latency": 0.0,
-            "interaction_deadline": 3.0,
             "enforce_heartbeat": True,
-            "identify_limit": None,
-            "dm_closed": [],
             "nonce_seconds": 180.0,
             "write_answers": {},
         }
@@ -374,8 +365,8 @@ class Discord:
         """Return the channel of a control request, given as `channel_id`, `dm_user_id` or the name `channel`."""
         if data.get("channel_id"):
             return self.channel(str(data["channel_id"]))
-        if data.get("dm") or data.get("dm_user_id"):
-            return self.dm_with(str(data.get("dm_user_id") or data.get("user_id", ALICE)))
+        if data.get("dm_user_id"):
+            return self.dm_with(str(data["dm_user_id"]))
         name = data.get("channel", "general")
         return next(channel for channel in self.channels.values() if channel.get("name") == name)
 
@@ -452,25 +443,12 @@ def check_content(data: Mapping[str, Any], *, is_edit: bool = False) -> None:
     content = data.get("content")
     if content is not None and len(content) > MAX_CONTENT:
         raise form_error(content=("BASE_TYPE_MAX_LENGTH", f"Must be {MAX_CONTENT} or fewer in length."))
-    embeds = data.get("embeds") or []
-    if len(embeds) > 10:
-        raise form_error(embeds=("BASE_TYPE_MAX_LENGTH", "Must be 10 or fewer in length."))
-    if sum(_embed_size(embed) for embed in embeds) > 6000:
-        raise form_error(embeds=("MAX_EMBED_SIZE_EXCEEDED", "Embed size exceeds maximum size of 6000"))
     if len(str(data.get("nonce") or "")) > MAX_NONCE:
         raise form_error(nonce=("NONCE_TYPE_TOO_LONG", f"Nonce can not be longer than {MAX_NONCE} characters."))
     _check_components(data.get("components") or [])
     others = ("embeds", "attachments", "sticker_ids", "components", "poll")
     if not is_edit and not (content or "").strip() and not any(data.get(key) for key in others):
         raise RestError(50006)
-
-
-def _embed_size(embed: Mapping[str, Any]) -> int:
-    if len(embed.get("description") or "") > 4096:
-        raise form_error(embeds=("BASE_TYPE_MAX_LENGTH", "Must be 4096 or fewer in length."))
-    fields = embed.get("fields") or []
-    own = sum(len(str(embed.get(key) or "")) for key in ("title", "description"))
-    return own + sum(len(field.get("name", "")) + len(field.get("value", "")) for field in fields)
 
 
 def _check_components(rows: list[Json]) -> None:

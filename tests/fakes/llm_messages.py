@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the Anthropic protocol."""
+"""POST /v1/messages: the Anthropic protocol."""
 
 import hashlib
 import json
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from tests.fakes.labkit import j
 from tests.fakes.llm_errors import Model, anthropic_error, overflow_error
 from tests.fakes.llm_http import Call, misbehave, send_stream, send_whole, sse
 from tests.fakes.llm_legality import Json, check_anthropic, compact, text_of
-from tests.fakes.llm_state import LLM, prompt_of, without_cache_control
+from tests.fakes.llm_state import CACHE_MIN, LLM, prompt_of, without_cache_control
 
 _MAX_BREAKPOINTS = 4
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
@@ -68,12 +67,6 @@ async def messages(call: Call) -> web.StreamResponse:
         return await send_stream(call, reply, _frames(call, reply, head, content, stop, usage))
     whole = head | {"content": content, "stop_reason": stop, "usage": usage}
     return await send_whole(call, reply, whole, {"request-id": call.row["id"]})
-
-
-async def count_tokens(call: Call) -> web.StreamResponse:
-    """Return only the number of tokens in the prompt."""
-    messages_tokens = sum(map(call.llm.message_tokens, _with_system(call.body)))
-    return j({"input_tokens": 3 + messages_tokens + call.llm.tool_tokens(call.body.get("tools"))})
 
 
 def _with_system(body: Json) -> list[Json]:
@@ -135,7 +128,7 @@ def _use_cache(llm: LLM, model: str, blocks: Sequence[tuple[str, int, bool]]) ->
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
         total += size
         key = (model, digest.hexdigest())
-        is_large = total >= llm.config["cache_min"]
+        is_large = total >= CACHE_MIN
         if is_large and now - llm.anthropic_cache.get(key, -1e9) <= llm.config["cache_ttl"]:
             read = total
             llm.anthropic_cache[key] = now

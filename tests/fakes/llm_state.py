@@ -25,18 +25,12 @@ _MODELS: Mapping[str, Json] = {
     "lab-200k": {"context": 200_000, "max_output": 32_000},
 }
 _SCRIPT_KEYS = (
-    "model",
-    "match",
-    "match_any",
-    "last_role",
-    "stream",
-    "summary",
-    "has_tools",
-    "min_images",
-    "times",
-    "skip",
+    *("model", "match", "match_any", "last_role", "stream", "summary", "has_tools", "min_images", "times", "skip"),
 )
 _IMAGE_TOKENS = 765
+CACHE_MIN, CACHE_STEP = 1_024, 128
+"""Tokens of the shortest prompt in the cache, and the unit in which cached tokens are counted."""
+SUMMARY_MIN_CHARS = 300
 _FILLER = "0123456789 lorem ipsum dolor. "
 
 
@@ -95,18 +89,12 @@ class LLM:
         self.models: dict[str, Json] = {name: dict(info) for name, info in _MODELS.items()}
         self.config: Json = {
             "bytes_per_token": self._bytes_per_token,
-            "summary_regex": SUMMARY_REGEX,
-            "summary_min_chars": 300,
-            "summary_sections_min": 2,
-            "summary_with_tools": False,
             "reject_illegal": True,
             "strict_keys": False,
             "chunk_chars": 24,
             "chunk_delay": 0.0,
             "latency": 0.0,
             "cache_ttl": 300.0,
-            "cache_min": 1_024,
-            "cache_step": 128,
             "api_key": "",
             "log_bodies": True,
             "tells_sizes": True,
@@ -165,8 +153,7 @@ class LLM:
         seen = [entry for entry in self._cache.get(name, []) if now - entry[0] <= self.config["cache_ttl"]]
         best = max((_shared_tokens(blocks, earlier) for _, earlier in seen), default=0)
         self._cache[name] = [*seen, (now, blocks)][-64:]
-        step: int = self.config["cache_step"]
-        return best // step * step if best >= self.config["cache_min"] else 0
+        return best // CACHE_STEP * CACHE_STEP if best >= CACHE_MIN else 0
 
     # ---- what the model says
 
@@ -196,22 +183,19 @@ class LLM:
     def summary_source(self, prompt: Prompt) -> str | None:
         """Return the text to summarise if the request asks for a summary, or None.
 
-        Requests with tools do not count unless configured, because their history can contain requests for summaries.
+        Requests with tools do not count, because their history can contain requests for summaries.
         """
-        if prompt.has_tools and not self.config["summary_with_tools"]:
+        if prompt.has_tools:
             return None
         if self._asks_for_summary(prompt.last_user):
             return prompt.last_user
-        if re.search(self.config["summary_regex"], prompt.system[:800]) and self._asks_for_summary(prompt.system):
+        if re.search(SUMMARY_REGEX, prompt.system[:800]) and self._asks_for_summary(prompt.system):
             return prompt.all_text
         return None
 
     def _asks_for_summary(self, text: str) -> bool:
-        return (
-            len(text) >= self.config["summary_min_chars"]
-            and re.search(self.config["summary_regex"], text) is not None
-            and len(HEADING.findall(text)) >= self.config["summary_sections_min"]
-        )
+        is_long = len(text) >= SUMMARY_MIN_CHARS
+        return is_long and re.search(SUMMARY_REGEX, text) is not None and len(HEADING.findall(text)) >= 2
 
     def _whole_call(self, call: Json) -> Json:
         arguments = call.get("arguments", {})

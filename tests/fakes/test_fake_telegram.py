@@ -7,7 +7,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.fakes import tg_markup
 from tests.fakes.fake_telegram import make_app
 from tests.fakes.labkit import Server
 from tests.fakes.proc import Proc
@@ -97,34 +96,3 @@ async def test_refusals_are_worded_as_telegram_words_them(
 ) -> None:
     await control(server, "chat", chat_id=42)
     assert (await api(server, method, **params))["description"] == description
-
-
-@pytest.mark.parametrize(
-    ("mode", "source", "text", "kinds"),
-    [
-        ("MarkdownV2", r"*bold _both_* \_ `co\`de`", "bold both _ co`de", ["bold", "italic", "code"]),
-        ("MarkdownV2", "```py\nx\n```\n>quote\n>on\nend", "x\n\nquote\non\nend", ["pre", "blockquote"]),
-        ("MarkdownV2", "[name](http://a\\)b) ||gone||", "name gone", ["text_link", "spoiler"]),
-        ("HTML", "<b>bold <i>both</i></b> &lt;", "bold both <", ["bold", "italic"]),
-        ("Markdown", "*bold* [name](http://a)", "bold name", ["bold", "text_link"]),
-    ],
-)
-def test_markup_becomes_text_and_entities(mode: str, source: str, text: str, kinds: list[str]) -> None:
-    shown, entities = tg_markup.parse(source, mode)
-    assert (shown, [entity["type"] for entity in entities]) == (text, kinds)
-
-
-@pytest.mark.parametrize(
-    ("mode", "source", "message"),
-    [
-        ("MarkdownV2", "a.b", "Character '.' is reserved and must be escaped with the preceding '\\'"),
-        ("MarkdownV2", "ü *open", "Can't find end of Bold entity at byte offset 3"),
-        ("HTML", "<b>x</i>", 'Unmatched end tag at byte offset 4, expected "</b>", found "</i>"'),
-        ("HTML", "<div>", 'Unsupported start tag "div" at byte offset 0'),
-        ("Markdown", "_open", "Can't find end of the entity starting at byte offset 0"),
-    ],
-)
-def test_broken_markup_is_refused_with_its_place(mode: str, source: str, message: str) -> None:
-    with pytest.raises(tg_markup.MarkupError) as caught:
-        tg_markup.parse(source, mode)
-    assert str(caught.value) == message

@@ -1,8 +1,4 @@
-"""Methods of the Bot API that the fake server supports, by name.
-
-Error texts are those of the Bot API. Some methods only record the call and return a result, so that clients can call
-them.
-"""
+"""Methods of the Bot API that the fake server supports, by name. Error texts are those of the Bot API."""
 
 import json
 import re
@@ -18,29 +14,14 @@ from tests.fakes.tg_platform import ApiError, Bot, Telegram, Upload, bad, public
 TEXT_LIMIT, CAPTION_LIMIT = 4096, 1024
 """Maximum lengths in UTF-16 units."""
 DOWNLOAD_LIMIT = 20 * 1024 * 1024
-DELETE_SECONDS = 48 * 3600
 
-MEDIA = {
-    "sendPhoto": "photo",
-    "sendDocument": "document",
-    "sendAudio": "audio",
-    "sendVoice": "voice",
-    "sendVideo": "video",
-    "sendAnimation": "animation",
-    "sendVideoNote": "video_note",
-    "sendSticker": "sticker",
-}
+MEDIA = {"sendPhoto": "photo", "sendDocument": "document"}
 _ACTIONS = frozenset(
     (
         *("typing", "upload_photo", "record_video", "upload_video", "record_voice", "upload_voice"),
         *("upload_document", "choose_sticker", "find_location", "record_video_note", "upload_video_note"),
     )
 )
-_PROFILE = {
-    "Name": ("name", "name"),
-    "Description": ("description", "description"),
-    "ShortDescription": ("shortdescription", "short_description"),
-}
 _NOT_MODIFIED = (
     "message is not modified: specified new message content and reply markup are exactly the same as a current "
     "content and reply markup of the message"
@@ -72,10 +53,6 @@ async def call(telegram: Telegram, bot: Bot, method: str, params: Json) -> tuple
 
 
 async def _send(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:
-    return public(await _sent_message(telegram, bot, method, params))
-
-
-async def _sent_message(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:
     message = _composed(telegram, bot, params)
     if method == "sendMessage":
         message.update(_text(params))
@@ -86,18 +63,7 @@ async def _sent_message(telegram: Telegram, bot: Bot, method: str, params: Json)
     message["message_id"] = telegram.take_id(chat_id)
     telegram.store(message)
     await telegram.record(method, params, message)
-    return message
-
-
-async def _send_media_group(telegram: Telegram, bot: Bot, method: str, params: Json) -> list[Json]:
-    items = params.get("media") or []
-    if not 2 <= len(items) <= 10:
-        raise bad("media group must include 2-10 items")
-    made = []
-    for item in items:
-        one = {**params, **item, item["type"]: item.get("media"), "media": None}
-        made.append(await _send(telegram, bot, "send" + item["type"].capitalize(), one))
-    return made
+    return public(message)
 
 
 async def _send_draft(telegram: Telegram, bot: Bot, method: str, params: Json) -> bool:
@@ -110,19 +76,6 @@ async def _send_draft(telegram: Telegram, bot: Bot, method: str, params: Json) -
     telegram.flood.check(chat["info"]["id"], telegram.config["flood"])
     await telegram.record(method, params, None, draft_id=int(params["draft_id"]), draft_text=text)
     return True
-
-
-async def _copy(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:
-    source = telegram.find(int(params.get("from_chat_id") or 0), params.get("message_id"))
-    if source is None:
-        raise bad("message to forward not found" if method == "forwardMessage" else "message to copy not found")
-    message = _composed(telegram, bot, params)
-    kept = ("text", "entities", "caption", *MEDIA.values())
-    message.update({key: source[key] for key in kept if key in source})
-    message["message_id"] = telegram.take_id(message["chat"]["id"])
-    telegram.store(message)
-    await telegram.record(method, params, message)
-    return public(message) if method == "forwardMessage" else {"message_id": message["message_id"]}
 
 
 def _composed(telegram: Telegram, bot: Bot, params: Json) -> Json:
@@ -203,17 +156,13 @@ def _formatted(params: Json, field: str, entity_field: str, limit: int, too_long
     """Return the checked text and entities of a request. Text without visible characters becomes an empty string."""
     raw = "" if params.get(field) is None else str(params[field])
     try:
-        if params.get(entity_field):
-            text, entities = raw, tg_markup.check_entities(raw, params[entity_field])
-        else:
-            text, entities = tg_markup.parse(raw, params.get("parse_mode"))
+        entities = tg_markup.check_entities(raw, params.get(entity_field) or [])
     except tg_markup.MarkupError as error:
-        unknown = str(error) == "unsupported parse_mode"
-        raise bad(str(error) if unknown else f"can't parse entities: {error}") from None
-    if tg_markup.u16(text) > limit:
+        raise bad(f"can't parse entities: {error}") from None
+    if tg_markup.u16(raw) > limit:
         raise bad(too_long)
-    found = [entity for entity in tg_markup.detect(text) if not _is_taken(entity, entities)]
-    return (text if text.strip() else ""), sorted([*entities, *found], key=lambda entity: entity["offset"])
+    found = [entity for entity in tg_markup.detect(raw) if not _is_taken(entity, entities)]
+    return (raw if raw.strip() else ""), sorted([*entities, *found], key=lambda entity: entity["offset"])
 
 
 def _is_taken(found: Json, entities: list[Json]) -> bool:
@@ -260,19 +209,15 @@ async def _edit(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json
     message = _own(telegram, params, "message to edit not found")
     if message["from"]["id"] != bot.id:
         raise bad("message can't be edited")
-    changes: Json = {}
-    if method == "editMessageText":
-        if "text" not in message:
-            raise bad("there is no text in the message to edit")
-        changes = {"entities": None, **_text(params)}
-    elif method == "editMessageCaption":
-        changes = _caption(params)
+    if "text" not in message:
+        raise bad("there is no text in the message to edit")
+    changes: Json = {"entities": None, **_text(params)}
     markup = _keyboard(params.get("reply_markup"))
     changes["reply_markup"] = markup if markup and markup.get("inline_keyboard") else None
     if all((message.get(key) or None) == (value or None) for key, value in changes.items()):
         raise bad(_NOT_MODIFIED)
     telegram.flood.check(message["chat"]["id"], telegram.config["flood"])
-    message.setdefault("_versions", []).append(message.get("text") or message.get("caption"))
+    message.setdefault("_versions", []).append(message["text"])
     for key, value in changes.items():
         if value:
             message[key] = value
@@ -284,24 +229,9 @@ async def _edit(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json
 
 
 async def _delete(telegram: Telegram, bot: Bot, method: str, params: Json) -> bool:
-    for message_id in params.get("message_ids") or [params.get("message_id")]:
-        try:
-            message = _own(telegram, {**params, "message_id": message_id}, "message to delete not found")
-        except ApiError:
-            if method == "deleteMessages":
-                continue
-            raise
-        if message["chat"]["type"] == "private" and time.time() - message["date"] > DELETE_SECONDS:
-            raise bad("message can't be deleted for everyone")
-        message["_deleted"] = True
-        await telegram.record(method, params, message)
-    return True
-
-
-async def _react(telegram: Telegram, bot: Bot, method: str, params: Json) -> bool:
-    message = _own(telegram, params, "message to react not found")
-    message["_reactions"] = params.get("reaction") or []
-    await telegram.record(method, params, None, reaction=message["_reactions"])
+    message = _own(telegram, params, "message to delete not found")
+    message["_deleted"] = True
+    await telegram.record(method, params, message)
     return True
 
 
@@ -345,30 +275,6 @@ async def _get_file(telegram: Telegram, bot: Bot, method: str, params: Json) -> 
     return {**telegram.file_ref(file_id), "file_path": file["path"]}
 
 
-async def _get_chat(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:
-    gifts = ("unlimited_gifts", "limited_gifts", "unique_gifts", "premium_subscription", "gifts_from_channels")
-    info = telegram.chat(params.get("chat_id"))["info"]
-    accepted = dict.fromkeys(gifts, False)
-    return {**info, "accent_color_id": 0, "max_reaction_count": 11, "accepted_gift_types": accepted}
-
-
-async def _get_chat_member(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:
-    telegram.chat(params.get("chat_id"))
-    user_id = int(params.get("user_id") or 0)
-    person = {"id": user_id, "is_bot": False, "first_name": f"User{user_id}"}
-    return {"status": "member", "user": telegram.me(bot) if user_id == bot.id else person}
-
-
-async def _get_administrators(telegram: Telegram, bot: Bot, method: str, params: Json) -> list[Json]:
-    telegram.chat(params.get("chat_id"))
-    return []
-
-
-async def _count_members(telegram: Telegram, bot: Bot, method: str, params: Json) -> int:
-    telegram.chat(params.get("chat_id"))
-    return 3
-
-
 # The bot itself
 
 
@@ -391,17 +297,8 @@ async def _commands(telegram: Telegram, bot: Bot, method: str, params: Json) -> 
     return True
 
 
-async def _profile(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json | bool:
-    """Handle get and set of MyName, MyDescription and MyShortDescription."""
-    key, field = _PROFILE[method[len("getMy") :]]
-    if method.startswith("get"):
-        return {field: bot.profile.get(key, "")}
-    bot.profile[key] = params.get(field) or ""
-    return True
-
-
 async def _get_updates(telegram: Telegram, bot: Bot, method: str, params: Json) -> list[Json]:
-    return await tg_updates.get_updates(bot, params, telegram.config["max_poll_timeout"])
+    return await tg_updates.get_updates(bot, params)
 
 
 async def _webhook(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json | bool:
@@ -412,68 +309,20 @@ async def _webhook(telegram: Telegram, bot: Bot, method: str, params: Json) -> J
     if method == "deleteWebhook" or not params.get("url"):
         raise Described(True, tg_updates.delete_webhook(bot))
 
-    async def reply(asked: Json) -> None:
-        await call(telegram, bot, asked.pop("method"), asked)
-
-    tg_updates.set_webhook(bot, params, reply)
+    tg_updates.set_webhook(bot, params)
     raise Described(True, "Webhook was set")
 
 
-# Topics, and methods that only return a result
-
-
-async def _create_topic(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:
-    chat = telegram.chat(params.get("chat_id"))
-    if not chat["info"].get("is_forum"):
-        raise bad("the chat is not a forum")
-    topic_id = telegram.take_id(chat["info"]["id"])
-    chat["topics"][topic_id] = params.get("name", "")
-    await telegram.record(method, params, None, topic=topic_id)
-    return {"message_thread_id": topic_id, "name": params.get("name", ""), "icon_color": 7322096}
-
-
-async def _change_topic(telegram: Telegram, bot: Bot, method: str, params: Json) -> bool:
-    topics = telegram.chat(params.get("chat_id"))["topics"]
-    topic_id = int(params.get("message_thread_id") or 0)
-    if topic_id not in topics:
-        raise bad("TOPIC_ID_INVALID")
-    if method == "deleteForumTopic":
-        del topics[topic_id]
-    await telegram.record(method, params, None)
-    return True
-
-
-async def _recorded(telegram: Telegram, bot: Bot, method: str, params: Json) -> bool:
-    if params.get("chat_id") is not None:
-        telegram.chat(params["chat_id"])
-    await telegram.record(method, params, None)
-    return True
-
-
 METHODS: dict[str, Handler] = {
-    "sendMessage": _send,
-    **dict.fromkeys(MEDIA, _send),
-    "sendMediaGroup": _send_media_group,
+    **dict.fromkeys(("sendMessage", *MEDIA), _send),
     "sendMessageDraft": _send_draft,
-    **dict.fromkeys(("forwardMessage", "copyMessage"), _copy),
-    **dict.fromkeys(("editMessageText", "editMessageCaption", "editMessageReplyMarkup"), _edit),
-    **dict.fromkeys(("deleteMessage", "deleteMessages"), _delete),
-    "setMessageReaction": _react,
+    "editMessageText": _edit,
+    "deleteMessage": _delete,
     "sendChatAction": _chat_action,
     "answerCallbackQuery": _answer_callback,
     "getMe": _get_me,
     "getFile": _get_file,
-    "getChat": _get_chat,
-    "getChatMember": _get_chat_member,
-    "getChatAdministrators": _get_administrators,
-    "getChatMemberCount": _count_members,
     **dict.fromkeys(("setMyCommands", "getMyCommands", "deleteMyCommands"), _commands),
-    **{f"{verb}My{name}": _profile for verb in ("get", "set") for name in _PROFILE},
     "getUpdates": _get_updates,
     **dict.fromkeys(("setWebhook", "deleteWebhook", "getWebhookInfo"), _webhook),
-    "createForumTopic": _create_topic,
-    **dict.fromkeys(("editForumTopic", "closeForumTopic", "reopenForumTopic", "deleteForumTopic"), _change_topic),
-    **dict.fromkeys(("pinChatMessage", "unpinChatMessage", "unpinAllChatMessages", "leaveChat"), _recorded),
-    **dict.fromkeys(("setChatMenuButton", "setMyDefaultAdministratorRights", "logOut", "close"), _recorded),
-    **dict.fromkeys(("banChatMember", "unbanChatMember"), _recorded),
 }

@@ -101,7 +101,6 @@ class Bot:
         self.commands: dict[str, list[Json]] = {}
         self.webhook: Json = {"url": ""}
         self.webhook_error: Json = {}
-        self.profile: dict[str, str] = {}
         self.worker: asyncio.Task[None] | None = None
 
     @property
@@ -158,8 +157,7 @@ class FloodControl:
             window = self._windows.setdefault(key, deque())
             while window and window[0] <= now - span:
                 window.popleft()
-            burst = limits.get("burst", 0) if span == 1.0 else 0
-            if len(window) >= cap + burst:
+            if len(window) >= cap:
                 wait = max(window[0] + span - now, float(limits.get("penalty", 0)))
                 self._banned_until[chat_id] = now + wait
                 raise flood(wait)
@@ -189,11 +187,9 @@ class Telegram:
         self.callbacks: dict[str, Json] = {}
         self.calls, self.sent = labkit.Journal(), labkit.Journal()
         self.config: Json = {
-            "strict_chats": True,
             "privacy_mode": False,
             "flood": dict(self.flood_default),
             "latency": 0.0,
-            "max_poll_timeout": 50,
             "local_files": "",
         }
         self.flood = FloodControl()
@@ -225,7 +221,7 @@ class Telegram:
         return {
             "id": bot.id,
             "is_bot": True,
-            "first_name": bot.profile.get("name", "Lab Gateway"),
+            "first_name": "Lab Gateway",
             "username": self.username,
             "can_join_groups": True,
             "can_read_all_group_messages": not self.config["privacy_mode"],
@@ -237,21 +233,11 @@ class Telegram:
     # Chats and messages
 
     def chat(self, chat_id: object) -> Json:
-        """Return a chat by number or @name. With `strict_chats`, the chat must have been created before."""
-        if isinstance(chat_id, str) and chat_id.startswith("@"):
-            for chat in self.chats.values():
-                if chat["info"].get("username", "").lower() == chat_id[1:].lower():
-                    return chat
-            raise bad("chat not found")
+        """Return a chat that has been created before."""
         try:
-            number = int(str(chat_id))
-        except ValueError:
-            raise bad("chat_id is empty" if chat_id in (None, "") else "chat not found") from None
-        if number not in self.chats:
-            if self.config["strict_chats"]:
-                raise bad("chat not found")
-            self.make_chat({"chat_id": number})
-        return self.chats[number]
+            return self.chats[int(str(chat_id))]
+        except (ValueError, KeyError):
+            raise bad("chat not found") from None
 
     def make_chat(self, data: Mapping[str, Any]) -> Json:
         """Create or change a chat. See `POST /_ctl/chat`."""
@@ -308,7 +294,6 @@ class Telegram:
             thread_id=seen.get("message_thread_id", params.get("message_thread_id")),
             message_id=seen.get("message_id", params.get("message_id")),
             text=seen.get("text", seen.get("caption", params.get("text"))),
-            parse_mode=params.get("parse_mode"),
             params={key: value for key, value in params.items() if not isinstance(value, Upload)},
             **extra,
         )

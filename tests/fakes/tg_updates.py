@@ -1,12 +1,8 @@
 """Delivery of updates: getUpdates with its conflicts, and webhooks with their retries."""
 
 import asyncio
-import contextlib
-import json
 import re
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import aiohttp
 
@@ -14,6 +10,7 @@ from tests.fakes.labkit import Json
 from tests.fakes.tg_platform import ApiError, Bot, Upload, bad
 
 BATCH = 100
+LONGEST_POLL_SECONDS = 50
 DELIVERY_SECONDS = 60
 RETRY_FIRST_SECONDS, RETRY_LONGEST_SECONDS = 0.2, 5.0
 
@@ -22,11 +19,8 @@ _WEBHOOK_ACTIVE = (
     "Conflict: can't use getUpdates method while webhook is active; use deleteWebhook to delete the webhook first"
 )
 
-Reply = Callable[[Json], Awaitable[None]]
-"""Function that executes the API call in a webhook's response."""
 
-
-async def get_updates(bot: Bot, params: Json, longest_seconds: float) -> list[Json]:
+async def get_updates(bot: Bot, params: Json) -> list[Json]:
     """Return pending updates from `offset`, waiting if there are none. A second poller interrupts the first one."""
     if bot.webhook["url"]:
         raise ApiError(409, _WEBHOOK_ACTIVE)
@@ -36,7 +30,7 @@ async def get_updates(bot: Bot, params: Json, longest_seconds: float) -> list[Js
         bot.set_allowed(params["allowed_updates"])
     _forget(bot, int(params.get("offset") or 0))
     limit = min(BATCH, max(1, int(params.get("limit") or BATCH)))
-    await _wait_for_updates(bot, min(float(params.get("timeout") or 0), longest_seconds))
+    await _wait_for_updates(bot, min(float(params.get("timeout") or 0), LONGEST_POLL_SECONDS))
     return bot.updates[:limit]
 
 
@@ -93,7 +87,7 @@ def delete_webhook(bot: Bot) -> str:
     return "Webhook was deleted" if had else "Webhook is already deleted"
 
 
-def set_webhook(bot: Bot, params: Json, reply: Reply) -> None:
+def set_webhook(bot: Bot, params: Json) -> None:
     """Check the address (https, or http on this machine) and the secret, then start to deliver updates."""
     url = str(params["url"])
     is_local = re.match(r"http://(127\.0\.0\.1|localhost)(:\d+)?/", url + "/")
@@ -113,10 +107,10 @@ def set_webhook(bot: Bot, params: Json, reply: Reply) -> None:
     bot.webhook_error = {}
     if bot.worker:
         bot.worker.cancel()
-    bot.worker = asyncio.create_task(_deliver(bot, reply), name="fake Telegram delivers")
+    bot.worker = asyncio.create_task(_deliver(bot), name="fake Telegram delivers")
 
 
-async def _deliver(bot: Bot, reply: Reply) -> None:
+async def _deliver(bot: Bot) -> None:
     """Post the updates one after the other. Each is repeated until it gets a 2xx response."""
     pause = RETRY_FIRST_SECONDS
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DELIVERY_SECONDS)) as session:
@@ -127,7 +121,7 @@ async def _deliver(bot: Bot, reply: Reply) -> None:
                 continue
             update = bot.updates[0]
             try:
-                problem = await _post(session, bot, update, reply)
+                problem = await _post(session, bot, update)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 problem = f"Connection failed: {type(error).__name__}"
             if problem is None:
@@ -140,18 +134,10 @@ async def _deliver(bot: Bot, reply: Reply) -> None:
             pause = min(pause * 2, RETRY_LONGEST_SECONDS)
 
 
-async def _post(session: aiohttp.ClientSession, bot: Bot, update: Json, reply: Reply) -> str | None:
+async def _post(session: aiohttp.ClientSession, bot: Bot, update: Json) -> str | None:
     """Post an update, and return the problem, or None if it was delivered."""
     secret = bot.webhook["secret"]
     headers = {"X-Telegram-Bot-Api-Secret-Token": secret} if secret else {}
     async with session.post(bot.webhook["url"], json=update, headers=headers, ssl=False) as answer:
-        raw = await answer.read()
-        if not 200 <= answer.status < 300:
-            return f"Wrong response from the webhook: {answer.status} {answer.reason}"
-    call: Any = None
-    with contextlib.suppress(ValueError):  # the response does not have to be an API call
-        call = json.loads(raw) if raw.strip() else None
-    if isinstance(call, dict) and call.get("method"):
-        with contextlib.suppress(ApiError):  # nobody sees the result of this call
-            await reply(call)
-    return None
+        is_delivered = 200 <= answer.status < 300
+        return None if is_delivered else f"Wrong response from the webhook: {answer.status} {answer.reason}"

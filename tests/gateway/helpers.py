@@ -4,12 +4,14 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
+
+from typer.testing import Result
 
 from agent.context.model_handle import ModelHandle
 from agent.context.pending import CompressionRegistry
@@ -85,9 +87,15 @@ EVE = Sender(platform=PLATFORM, id="666", name="Eve")
 """Nobody gave her access."""
 DIRECT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="1")
 GROUP = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="-100")
+BOSS_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="9")
+EVE_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
 USAGE = CanonicalUsage(input=100, output=10)
 _numbers = itertools.count(1)
 """Of messages and edits: a restarted gateway meets no old number."""
+
+
+def chat(number: int) -> ChatKey:
+    return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(number))
 
 
 async def eventually(claim: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> None:
@@ -496,6 +504,11 @@ class TestGateway:
         await self.intake.accept(message, cursor)
         return message
 
+    async def tell(self, text: str, **details: Any) -> None:  # Any: see `message`
+        """Write, and wait until nothing of the chat runs or waits."""
+        await self.say(text, **details)
+        await self.quiet(details.get("chat", DIRECT))
+
     async def edit(self, message: InboundMessage, text: str, *, sender: Sender | None = None) -> EditEvent:
         edit = EditEvent(
             event_ref=f"{message.event_ref}:edit:{next(_numbers)}",
@@ -625,13 +638,22 @@ async def serving(
     assert gateway.model.violations == []
 
 
+Load: TypeAlias = Callable[..., LoadedConfig]
+Run: TypeAlias = Callable[..., Result]
+"""Runs a command line in this process."""
+Serve: TypeAlias = Callable[..., AbstractAsyncContextManager[TestGateway]]
+"""`serving` with the store and the folder of the test."""
+
+
 def human_texts(rows: Iterable[Message]) -> list[str]:
     return [row.text or "" for row in rows if row.origin is Origin.HUMAN]
 
 
-async def hanging(gateway: TestGateway, text: str = "q", **details: Any) -> Hang:  # Any: see `message`
-    """A turn whose model does not answer yet; release it, or stop the turn."""
-    hang = Hang()
+async def hanging(
+    gateway: TestGateway, text: str = "q", *, says: str = "", reply: str = "finally", **details: Any
+) -> Hang:
+    """Start a turn whose model does not answer yet. Release it, or stop the turn."""  # Any: see `message`
+    hang = Hang(says, reply)
     gateway.model.script.append(hang)
     await gateway.say(text, **details)
     await hang.begun.wait()

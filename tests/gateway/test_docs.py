@@ -172,8 +172,7 @@ async def test_the_chat_of_the_readme_has_the_replies_of_the_gateway(store: Stor
     shown = [re.sub(r"^ +", "", one, flags=re.MULTILINE) for one in re.split(r"^Bot +", chat, flags=re.MULTILINE)[1:]]
     async with talking(store, tmp_path, CountingModel(), count=24) as gateway:
         before = len(gateway.adapter.texts())
-        await gateway.say(command)
-        await gateway.quiet()
+        await gateway.tell(command)
         replies = gateway.adapter.texts()[before:]
 
     def shape(text: str) -> str:

@@ -53,5 +53,4 @@ asyncio.run(made())
 print(*sys.modules, sep=chr(10))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    names = set(done.stdout.split())
-    assert names & {"click", "trio", "h11", "openai.types.chat", "openai.types.responses"} == set()
+    assert set(done.stdout.split()) & {"click", "trio", "h11", "openai.types.chat", "openai.types.responses"} == set()

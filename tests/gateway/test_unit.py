@@ -52,8 +52,7 @@ def settings(text: str, name: str) -> list[str]:
 def test_the_margin_holds_everything_that_stopping_may_wait_for_after_the_drain() -> None:
     last_answers = previews.REQUEST_SECONDS + daemon.FLUSH_SECONDS + delivery.LAST_REQUEST_SECONDS
     goodbyes = max(discord_client.CLOSE_SECONDS + discord.STOP_SECONDS, telegram.CLOSE_SECONDS)
-    tools = terminal_tool.STOP_SECONDS + 2 * stdio.END_SECONDS
-    assert last_answers + tools + goodbyes < STOP_MARGIN_SECONDS
+    assert last_answers + (terminal_tool.STOP_SECONDS + 2 * stdio.END_SECONDS) + goodbyes < STOP_MARGIN_SECONDS
 
 
 def test_stopping_leaves_room_for_the_drain(text: str) -> None:
@@ -80,14 +79,12 @@ def test_a_stop_timeout_is_read_as_systemd_reads_it(line: str, seconds: float | 
 
 
 def test_a_failure_restarts_but_not_what_a_restart_cannot_help(text: str) -> None:
-    assert settings(text, "Restart") == ["on-failure"]
-    assert settings(text, "RestartPreventExitStatus") == ["75 78"]
+    assert (settings(text, "Restart"), settings(text, "RestartPreventExitStatus")) == (["on-failure"], ["75 78"])
     assert settings(text, "StartLimitIntervalSec") == ["0"], "a database server may be away for hours"
 
 
 def test_readiness_and_watchdog_come_from_the_daemon_itself(text: str) -> None:
-    assert settings(text, "Type") == ["notify"]
-    assert settings(text, "NotifyAccess") == ["main"]
+    assert (settings(text, "Type"), settings(text, "NotifyAccess")) == (["notify"], ["main"])
     (watchdog,) = settings(text, "WatchdogSec")
     assert int(watchdog) > Config().store.busy_seconds * 2, "a locked database file is waited for, not killed for"
 

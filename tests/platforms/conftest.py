@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.platforms.contract import RecordingIntake, running
+from tests.platforms.contract import RecordingIntake
 from tests.platforms.telegram.harness import TelegramHarness
 
 
@@ -22,7 +22,7 @@ async def telegram(tmp_path: Path) -> AsyncIterator[TelegramHarness]:
 
 
 @pytest.fixture
-async def live(telegram: TelegramHarness, intake: RecordingIntake) -> AsyncIterator[TelegramHarness]:
+async def live(telegram: TelegramHarness) -> AsyncIterator[TelegramHarness]:
     """The same harness with a running adapter."""
-    async with running(telegram.adapter, intake):
+    async with telegram.running():
         yield telegram

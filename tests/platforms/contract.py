@@ -16,6 +16,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
 
@@ -145,6 +146,10 @@ class RecordingIntake:
     def messages(self) -> list[InboundMessage]:
         return self.of(InboundMessage)
 
+    @property
+    def texts(self) -> list[str]:
+        return [message.text for message in self.messages]
+
     async def next_of(self, kind: type[Event], after: int = 0) -> Event:
         """Return the event of this kind at position `after`, once it has arrived."""
         await eventually(lambda: len(self.of(kind)) > after, f"{kind.__name__} number {after + 1}")
@@ -201,6 +206,15 @@ class AdapterHarness(ABC):
     """Private chat between the person and the bot; exists from the start."""
     person_id: str
     """The person's bare platform id."""
+
+    @cached_property
+    def intake(self) -> RecordingIntake:
+        """The intake of the running adapter."""
+        return RecordingIntake()
+
+    def running(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Run the adapter until the block ends."""
+        return running(self.adapter, self.intake)
 
     @abstractmethod
     async def write(self, text: str) -> str:
@@ -273,40 +287,39 @@ class AdapterContract:
     """Tests that hold for every adapter; see the module's docstring."""
 
     @pytest.fixture
-    def intake(self) -> RecordingIntake:
-        return RecordingIntake()
+    async def live(self, harness: AdapterHarness) -> AsyncIterator[AdapterHarness]:
+        """The harness with a running adapter."""
+        async with harness.running():
+            yield harness
 
     # Life
 
     async def test_is_not_ready_before_it_runs(self, harness: AdapterHarness) -> None:
         assert not harness.adapter.health().is_ready
 
-    async def test_running_means_progress_was_made(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            health = harness.adapter.health()
-            assert health.state is AdapterState.RUNNING
-            assert health.last_progress_at is not None
+    async def test_running_means_progress_was_made(self, live: AdapterHarness) -> None:
+        health = live.adapter.health()
+        assert health.state is AdapterState.RUNNING
+        assert health.last_progress_at is not None
 
-    async def test_a_cancelled_run_ends_at_once_and_leaves_no_task(
-        self, harness: AdapterHarness, intake: RecordingIntake
-    ) -> None:
+    async def test_a_cancelled_run_ends_at_once_and_leaves_no_task(self, harness: AdapterHarness) -> None:
         before = tasks_beside_the_fakes()
-        async with running(harness.adapter, intake):
+        async with harness.running():
             await harness.adapter.send(request(harness.direct_chat, "hello"))
             started = time.monotonic()
         assert time.monotonic() - started < 20
         assert not harness.adapter.health().is_ready
         await eventually(lambda: tasks_beside_the_fakes() <= before, "every task of the adapter has ended")
 
-    async def test_runs_again_after_it_ended(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
+    async def test_runs_again_after_it_ended(self, harness: AdapterHarness) -> None:
+        async with harness.running():
             await harness.write("one")
-            await intake.wait_for(1)
-        async with running(harness.adapter, intake):
+            await harness.intake.wait_for(1)
+        async with harness.running():
             await harness.write("two")
-            await intake.wait_for(2)
+            await harness.intake.wait_for(2)
             await harness.adapter.send(request(harness.direct_chat, "still here"))
-        assert [message.text for message in intake.messages] == ["one", "two"]
+        assert harness.intake.texts == ["one", "two"]
         assert "still here" in await harness.visible(harness.direct_chat)
 
     async def test_sending_while_it_does_not_run_is_retryable(self, harness: AdapterHarness) -> None:
@@ -315,12 +328,11 @@ class AdapterContract:
 
     # In
 
-    async def test_a_direct_message_arrives_whole(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
+    async def test_a_direct_message_arrives_whole(self, harness: AdapterHarness) -> None:
+        async with harness.running():
             ref = await harness.write("Grüße, 世界 👋 *as typed*")
-            [message] = await intake.wait_for(1)
-        assert message.text == "Grüße, 世界 👋 *as typed*"
-        assert message.chat == harness.direct_chat
+            [message] = await harness.intake.wait_for(1)
+        assert (message.text, message.chat) == ("Grüße, 世界 👋 *as typed*", harness.direct_chat)
         assert message.chat.account == harness.adapter.name
         assert not message.chat_kind.is_shared
         assert message.sender.id == harness.person_id
@@ -332,90 +344,74 @@ class AdapterContract:
         assert not message.expects_more
         assert abs(message.sent_at / 1000 - time.time()) < 60
 
-    async def test_messages_arrive_in_order_and_once(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            for number in range(12):
-                await harness.write(f"message {number}")
-            await intake.wait_for(12)
-        assert [message.text for message in intake.messages] == [f"message {number}" for number in range(12)]
-        assert len({message.event_ref for message in intake.messages}) == 12
+    async def test_messages_arrive_in_order_and_once(self, live: AdapterHarness) -> None:
+        for number in range(12):
+            await live.write(f"message {number}")
+        await live.intake.wait_for(12)
+        assert live.intake.texts == [f"message {number}" for number in range(12)]
+        assert len({message.event_ref for message in live.intake.messages}) == 12
 
-    async def test_messages_written_while_it_was_offline_arrive_in_order(
-        self, harness: AdapterHarness, intake: RecordingIntake
-    ) -> None:
+    async def test_messages_written_while_it_was_offline_arrive_in_order(self, harness: AdapterHarness) -> None:
         if not harness.has_outage_memory:
             skip("memory of an outage")
-        async with running(harness.adapter, intake):
+        async with harness.running():
             await harness.write("before")
-            await intake.wait_for(1)
+            await harness.intake.wait_for(1)
         for number in range(6):
             await harness.write(f"message {number}")
-        async with running(harness.adapter, intake):
-            await intake.wait_for(7)
-        assert [message.text for message in intake.messages][1:] == [f"message {number}" for number in range(6)]
+        async with harness.running():
+            await harness.intake.wait_for(7)
+        assert harness.intake.texts[1:] == [f"message {number}" for number in range(6)]
 
-    async def test_an_event_that_could_not_be_stored_is_delivered_again(
-        self, harness: AdapterHarness, intake: RecordingIntake
-    ) -> None:
-        async with running(harness.adapter, intake):
-            intake.refusals = 1
-            with contextlib.suppress(Exception):  # the local chat reports the error at once; other platforms retry
-                await harness.write("keep me")
-            await intake.wait_for(1)
-        assert [message.text for message in intake.messages] == ["keep me"]
-        assert len(set(intake.offered)) == 1, "a redelivery carries the same event_ref"
+    async def test_an_event_that_could_not_be_stored_is_delivered_again(self, live: AdapterHarness) -> None:
+        live.intake.refusals = 1
+        with contextlib.suppress(Exception):  # the local chat reports the error at once; other platforms retry
+            await live.write("keep me")
+        await live.intake.wait_for(1)
+        assert live.intake.texts == ["keep me"]
+        assert len(set(live.intake.offered)) == 1, "a redelivery carries the same event_ref"
 
-    async def test_a_message_near_the_limit_expects_more(
-        self, harness: AdapterHarness, intake: RecordingIntake
-    ) -> None:
-        limit = harness.adapter.capabilities.max_part_units
-        async with running(harness.adapter, intake):
-            await harness.write("x" * (limit - 50))
-            [message] = await intake.wait_for(1)
+    async def test_a_message_near_the_limit_expects_more(self, live: AdapterHarness) -> None:
+        limit = live.adapter.capabilities.max_part_units
+        await live.write("x" * (limit - 50))
+        [message] = await live.intake.wait_for(1)
         assert message.expects_more
 
-    async def test_a_command_keeps_its_arguments(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            await harness.write("/title Plans for May")
-            [message] = await intake.wait_for(1)
+    async def test_a_command_keeps_its_arguments(self, live: AdapterHarness) -> None:
+        await live.write("/title Plans for May")
+        [message] = await live.intake.wait_for(1)
         assert message.text == "/title Plans for May"
 
-    async def test_in_a_group_only_a_mention_addresses_the_bot(
-        self, harness: AdapterHarness, intake: RecordingIntake
-    ) -> None:
-        group = harness.group_chat()
-        async with running(harness.adapter, intake):
-            await harness.write_in_group("to somebody else", is_mention=False)
-            await harness.write_in_group("what do you think?", is_mention=True)
-            first, second = await intake.wait_for(2)
+    async def test_in_a_group_only_a_mention_addresses_the_bot(self, live: AdapterHarness) -> None:
+        group = live.group_chat()
+        await live.write_in_group("to somebody else", is_mention=False)
+        await live.write_in_group("what do you think?", is_mention=True)
+        first, second = await live.intake.wait_for(2)
         assert not first.is_addressed
         assert second.is_addressed
         assert second.text == "what do you think?", "a leading mention is removed"
         assert {first.chat, second.chat} == {group}
         assert second.chat_kind in (ChatKind.GROUP, ChatKind.CHANNEL, ChatKind.THREAD)
 
-    async def test_an_edit_names_the_message_it_changes(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            ref = await harness.write("firts")
-            await intake.wait_for(1)
-            await harness.edit(ref, "first")
-            edit = await intake.next_of(EditEvent)
-        assert (edit.message_ref, edit.text, edit.chat) == (ref, "first", harness.direct_chat)
-        assert edit.event_ref != intake.messages[0].event_ref
+    async def test_an_edit_names_the_message_it_changes(self, live: AdapterHarness) -> None:
+        ref = await live.write("firts")
+        await live.intake.wait_for(1)
+        await live.edit(ref, "first")
+        edit = await live.intake.next_of(EditEvent)
+        assert (edit.message_ref, edit.text, edit.chat) == (ref, "first", live.direct_chat)
+        assert edit.event_ref != live.intake.messages[0].event_ref
 
-    async def test_a_deletion_names_the_message(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            ref = await harness.write("never mind")
-            await intake.wait_for(1)
-            await harness.delete(ref)
-            deletion = await intake.next_of(DeletionEvent)
-        assert (deletion.message_ref, deletion.chat) == (ref, harness.direct_chat)
+    async def test_a_deletion_names_the_message(self, live: AdapterHarness) -> None:
+        ref = await live.write("never mind")
+        await live.intake.wait_for(1)
+        await live.delete(ref)
+        deletion = await live.intake.next_of(DeletionEvent)
+        assert (deletion.message_ref, deletion.chat) == (ref, live.direct_chat)
 
-    async def test_a_reply_quotes_the_answered_message(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            sent = await harness.adapter.send(request(harness.direct_chat, "word " * 300))
-            await harness.reply(sent, "why?")
-            [message] = await intake.wait_for(1)
+    async def test_a_reply_quotes_the_answered_message(self, live: AdapterHarness) -> None:
+        sent = await live.adapter.send(request(live.direct_chat, "word " * 300))
+        await live.reply(sent, "why?")
+        [message] = await live.intake.wait_for(1)
         assert message.text == "why?"
         assert message.quote is not None
         assert message.quote.message_ref == sent
@@ -423,147 +419,119 @@ class AdapterContract:
         assert message.quote.text.startswith("word word")
         assert len(message.quote.text) <= 500
 
-    async def test_a_pressed_button_sends_its_command(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        if not harness.adapter.capabilities.has_buttons:
+    async def test_a_pressed_button_sends_its_command(self, live: AdapterHarness) -> None:
+        if not live.adapter.capabilities.has_buttons:
             skip("buttons")
         buttons = (
             Button(label="Yes", command="/approve 7"),
             Button(label="Long", command="/title " + "a long title " * 12),
         )
-        async with running(harness.adapter, intake):
-            await harness.adapter.send(request(harness.direct_chat, "May I?", buttons=buttons))
-            await harness.press("Yes")
-            await harness.press("Long")
-            first, second = await intake.wait_for(2)
-        assert (first.text, first.via, first.sender.id) == ("/approve 7", InputKind.BUTTON, harness.person_id)
+        await live.adapter.send(request(live.direct_chat, "May I?", buttons=buttons))
+        await live.press("Yes")
+        await live.press("Long")
+        first, second = await live.intake.wait_for(2)
+        assert (first.text, first.via, first.sender.id) == ("/approve 7", InputKind.BUTTON, live.person_id)
         assert first.is_addressed
         assert second.text == "/title " + "a long title " * 12
 
-    async def test_a_file_is_announced_and_can_be_fetched(
-        self, harness: AdapterHarness, intake: RecordingIntake, tmp_path: Path
-    ) -> None:
+    async def test_a_file_is_announced_and_can_be_fetched(self, live: AdapterHarness, tmp_path: Path) -> None:
         content = b"some lines\n" * 100
-        async with running(harness.adapter, intake):
-            await harness.write_with_file("notes.txt", content)
-            [message] = await intake.wait_for(1)
-            [attachment] = message.attachments
-            target = tmp_path / "fetched"
-            size = await harness.adapter.download(attachment, target, max_bytes=10_000)
-            assert (size, target.read_bytes()) == (len(content), content)
-            with pytest.raises(FileSizeExceeded) as caught:
-                await harness.adapter.download(attachment, tmp_path / "capped", max_bytes=100)
-            assert caught.value.limit_bytes == 100
-        assert attachment.name == "notes.txt"
+        await live.write_with_file("notes.txt", content)
+        [message] = await live.intake.wait_for(1)
+        [attachment] = message.attachments
+        target = tmp_path / "fetched"
+        size = await live.adapter.download(attachment, target, max_bytes=10_000)
+        assert (size, target.read_bytes()) == (len(content), content)
+        with pytest.raises(FileSizeExceeded) as caught:
+            await live.adapter.download(attachment, tmp_path / "capped", max_bytes=100)
+        assert (caught.value.limit_bytes, attachment.name) == (100, "notes.txt")
 
     # Out
 
-    async def test_a_sent_part_is_visible_and_has_an_id(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            first = await harness.adapter.send(request(harness.direct_chat, "one", key="k1"))
-            second = await harness.adapter.send(request(harness.direct_chat, "two", key="k2"))
+    async def test_a_sent_part_is_visible_and_has_an_id(self, live: AdapterHarness) -> None:
+        first = await live.adapter.send(request(live.direct_chat, "one", key="k1"))
+        second = await live.adapter.send(request(live.direct_chat, "two", key="k2"))
         assert first
         assert second
         assert first != second
-        assert await harness.visible(harness.direct_chat) == ["one", "two"]
+        assert await live.visible(live.direct_chat) == ["one", "two"]
 
-    async def test_rendered_parts_can_be_sent(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        parts = harness.adapter.render("# Head\n\n**bold** and `code`\n\n```python\nprint(1)\n```\n\n" + "word " * 2000)
+    async def test_rendered_parts_can_be_sent(self, live: AdapterHarness) -> None:
+        parts = live.adapter.render("# Head\n\n**bold** and `code`\n\n```python\nprint(1)\n```\n\n" + "word " * 2000)
         assert len(parts) > 1
-        async with running(harness.adapter, intake):
-            for number, content in enumerate(parts):
-                await harness.adapter.send(SendRequest(chat=harness.direct_chat, part=content, key=f"k{number}"))
-        assert len(await harness.visible(harness.direct_chat)) == len(parts)
+        for number, content in enumerate(parts):
+            await live.adapter.send(SendRequest(chat=live.direct_chat, part=content, key=f"k{number}"))
+        assert len(await live.visible(live.direct_chat)) == len(parts)
 
-    async def test_a_part_that_replaces_a_message_adds_no_other(
-        self, harness: AdapterHarness, intake: RecordingIntake
-    ) -> None:
-        async with running(harness.adapter, intake):
-            ref = await harness.adapter.send(request(harness.direct_chat, "draft"))
-            assert await harness.adapter.send(request(harness.direct_chat, "final", key="k2", replaces=ref)) == ref
-            repeat = request(harness.direct_chat, "final", key="k2", replaces=ref, is_repeat=True)
-            assert await harness.adapter.send(repeat) == ref
-        assert await harness.visible(harness.direct_chat) == ["final"]
+    async def test_a_part_that_replaces_a_message_adds_no_other(self, live: AdapterHarness) -> None:
+        ref = await live.adapter.send(request(live.direct_chat, "draft"))
+        assert await live.adapter.send(request(live.direct_chat, "final", key="k2", replaces=ref)) == ref
+        repeat = request(live.direct_chat, "final", key="k2", replaces=ref, is_repeat=True)
+        assert await live.adapter.send(repeat) == ref
+        assert await live.visible(live.direct_chat) == ["final"]
 
-    async def test_a_preview_becomes_the_final_answer(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            ref = None
-            for text in ("thin", "thinking", "thinking about it"):
-                preview = Preview(chat=harness.direct_chat, is_shared=False, number=9, text=text, ref=ref)
-                ref = await harness.adapter.show(preview) or ref
-            await harness.adapter.send(request(harness.direct_chat, "thought", replaces=ref))
-        assert await harness.visible(harness.direct_chat) == ["thought"]
+    async def test_a_preview_becomes_the_final_answer(self, live: AdapterHarness) -> None:
+        ref = None
+        for text in ("thin", "thinking", "thinking about it"):
+            preview = Preview(chat=live.direct_chat, is_shared=False, number=9, text=text, ref=ref)
+            ref = await live.adapter.show(preview) or ref
+        await live.adapter.send(request(live.direct_chat, "thought", replaces=ref))
+        assert await live.visible(live.direct_chat) == ["thought"]
 
-    async def test_previews_in_a_group_share_one_placeholder(
-        self, harness: AdapterHarness, intake: RecordingIntake
-    ) -> None:
-        group = harness.group_chat()
-        async with running(harness.adapter, intake):
-            ref = await harness.adapter.show(Preview(chat=group, is_shared=True, number=9, text="thin", ref=None))
-            again = await harness.adapter.show(Preview(chat=group, is_shared=True, number=9, text="thinking", ref=ref))
-            assert again in (ref, None)
-            await harness.adapter.send(request(group, "thought", replaces=ref))
-        assert await harness.visible(group) == ["thought"]
+    async def test_previews_in_a_group_share_one_placeholder(self, live: AdapterHarness) -> None:
+        group = live.group_chat()
+        ref = await live.adapter.show(Preview(chat=group, is_shared=True, number=9, text="thin", ref=None))
+        again = await live.adapter.show(Preview(chat=group, is_shared=True, number=9, text="thinking", ref=ref))
+        assert again in (ref, None)
+        await live.adapter.send(request(group, "thought", replaces=ref))
+        assert await live.visible(group) == ["thought"]
 
-    async def test_an_abandoned_preview_does_not_look_like_a_second_answer(
-        self, harness: AdapterHarness, intake: RecordingIntake
-    ) -> None:
+    async def test_an_abandoned_preview_does_not_look_like_a_second_answer(self, live: AdapterHarness) -> None:
         """The process that showed the preview was killed, and the next one does not know its placeholder."""
-        group = harness.group_chat()
-        async with running(harness.adapter, intake):
-            await harness.adapter.show(Preview(chat=group, is_shared=True, number=9, text="thought", ref=None))
-            await harness.adapter.send(request(group, "thought"))
-        shown = await harness.visible(group)
+        group = live.group_chat()
+        await live.adapter.show(Preview(chat=group, is_shared=True, number=9, text="thought", ref=None))
+        await live.adapter.send(request(group, "thought"))
+        shown = await live.visible(group)
         assert shown.count("thought") == 1
         assert set(shown) <= {"thought", "thought …"}
 
-    async def test_a_preview_longer_than_a_message_is_cut(
-        self, harness: AdapterHarness, intake: RecordingIntake
-    ) -> None:
+    async def test_a_preview_longer_than_a_message_is_cut(self, live: AdapterHarness) -> None:
         text = "```python\n" + "print('👋')\n" * 2000
-        async with running(harness.adapter, intake):
-            ref = await harness.adapter.show(
-                Preview(chat=harness.direct_chat, is_shared=False, number=9, text=text, ref=None)
-            )
-            await harness.adapter.send(request(harness.direct_chat, "done", replaces=ref))
-        assert await harness.visible(harness.direct_chat) == ["done"]
+        ref = await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text=text, ref=None))
+        await live.adapter.send(request(live.direct_chat, "done", replaces=ref))
+        assert await live.visible(live.direct_chat) == ["done"]
 
-    async def test_typing_can_be_shown(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            await harness.adapter.show_typing(harness.direct_chat)
-        assert await harness.visible(harness.direct_chat) == []
+    async def test_typing_can_be_shown(self, live: AdapterHarness) -> None:
+        await live.adapter.show_typing(live.direct_chat)
+        assert await live.visible(live.direct_chat) == []
 
-    async def test_a_refused_connection_means_not_sent(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            await harness.break_next_send("refused")
-            with pytest.raises(PlatformUnavailable):
-                await harness.adapter.send(request(harness.direct_chat, "hello"))
-            assert await harness.visible(harness.direct_chat) == []
+    async def test_a_refused_connection_means_not_sent(self, live: AdapterHarness) -> None:
+        await live.break_next_send("refused")
+        with pytest.raises(PlatformUnavailable):
+            await live.adapter.send(request(live.direct_chat, "hello"))
+        assert await live.visible(live.direct_chat) == []
 
-    async def test_a_lost_answer_is_ambiguous(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            await harness.break_next_send("answer_lost")
-            with pytest.raises(SendAmbiguous):
-                await harness.adapter.send(request(harness.direct_chat, "hello"))
-        assert await harness.visible(harness.direct_chat) == ["hello"]
+    async def test_a_lost_answer_is_ambiguous(self, live: AdapterHarness) -> None:
+        await live.break_next_send("answer_lost")
+        with pytest.raises(SendAmbiguous):
+            await live.adapter.send(request(live.direct_chat, "hello"))
+        assert await live.visible(live.direct_chat) == ["hello"]
 
-    async def test_flood_control_says_how_long_to_wait(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            await harness.break_next_send("flood")
-            with pytest.raises(RateLimited) as caught:
-                await harness.adapter.send(request(harness.direct_chat, "hello"))
+    async def test_flood_control_says_how_long_to_wait(self, live: AdapterHarness) -> None:
+        await live.break_next_send("flood")
+        with pytest.raises(RateLimited) as caught:
+            await live.adapter.send(request(live.direct_chat, "hello"))
         assert caught.value.retry_after > 0
 
-    async def test_a_chat_that_is_gone_is_unreachable(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            await harness.break_next_send("blocked")
-            with pytest.raises(ChatUnreachable):
-                await harness.adapter.send(request(harness.direct_chat, "hello"))
+    async def test_a_chat_that_is_gone_is_unreachable(self, live: AdapterHarness) -> None:
+        await live.break_next_send("blocked")
+        with pytest.raises(ChatUnreachable):
+            await live.adapter.send(request(live.direct_chat, "hello"))
 
-    async def test_refused_content_is_rejected(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
-        async with running(harness.adapter, intake):
-            await harness.break_next_send("rejected")
-            with pytest.raises(MessageRejected):
-                await harness.adapter.send(request(harness.direct_chat, "hello"))
+    async def test_refused_content_is_rejected(self, live: AdapterHarness) -> None:
+        await live.break_next_send("rejected")
+        with pytest.raises(MessageRejected):
+            await live.adapter.send(request(live.direct_chat, "hello"))
 
     # Rendering
 

@@ -62,7 +62,7 @@ async def test_a_page_closed_during_a_form_leaves_nothing(
                 await asyncio.sleep(0.01)  # the handler ends in a later round of the event loop
         writer.close()
     gc.collect()  # reports exceptions that were never retrieved
-    assert [message.text for message in intake.messages] == ["still there"]
+    assert intake.texts == ["still there"]
     assert not list((tmp_path / "spool" / "local").iterdir())
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING or record.exc_info]
     assert "Traceback" not in caplog.text + capsys.readouterr().err

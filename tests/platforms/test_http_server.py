@@ -94,8 +94,7 @@ async def test_a_connection_without_a_complete_request_is_closed_soon(
     async with http_server.http_server(app, "127.0.0.1", 0, stop_seconds=1) as made.port:
         reader, writer = await made.connect()
         writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(), 20)
-        assert answer.count(b"here") == sent.count(b"\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 20)).count(b"here") == sent.count(b"\r\n\r\n")
         writer.close()
 
 

@@ -25,7 +25,7 @@ from gateway.commands.table import COMMANDS
 from hermes_state.values import EditEvent, InboundEvent, InboundMessage
 from platforms.telegram.inbound import UpdateReader
 from platforms.telegram.updates import UpdateHandler
-from tests.platforms.contract import RecordingIntake, running
+from tests.platforms.contract import RecordingIntake
 from tests.platforms.discord.harness import DiscordHarness
 
 ROWS = [
@@ -77,21 +77,21 @@ def test_a_telegram_message_that_refers_to_another(row: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-async def live(tmp_path: Path, intake: RecordingIntake) -> AsyncIterator[DiscordHarness]:
-    async with DiscordHarness(tmp_path) as harness, running(harness.adapter, intake):
+async def live(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
+    async with DiscordHarness(tmp_path) as harness, harness.running():
         yield harness
 
 
-async def test_discord_messages_that_refer_to_others(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_discord_messages_that_refer_to_others(live: DiscordHarness) -> None:
     rows = [row for row in ROWS if row["platform"] == "discord"]
     names = {live.discord.flake(): row for row in rows}
     for message_id, row in names.items():
         await live.post("event", {"t": "MESSAGE_CREATE", "d": {**row["payload"], "id": message_id}})
     last = await live.message("the last one", channel="general")
     async with asyncio.timeout(10):
-        while not intake.messages or intake.messages[-1].message_ref != last:  # noqa: ASYNC110
+        while not live.intake.messages or live.intake.messages[-1].message_ref != last:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-    events = {event.message_ref: event for event in intake.messages}
+    events = {event.message_ref: event for event in live.intake.messages}
     wrong = {}
     for message_id, row in names.items():
         try:

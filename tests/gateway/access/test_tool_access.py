@@ -39,8 +39,7 @@ def control(**settings: object) -> AccessControl:
     ],
 )
 def test_the_most_specific_setting_wins(settings: dict[str, object], refused: bool) -> None:
-    reason = control(**settings).refusal(SEARCH, TOPIC, ChatKind.GROUP, None)
-    assert (reason is not None) == refused
+    assert (control(**settings).refusal(SEARCH, TOPIC, ChatKind.GROUP, None) is not None) == refused
 
 
 def test_an_admin_tool_is_listed_but_runs_only_in_turns_of_admins() -> None:

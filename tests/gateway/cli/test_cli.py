@@ -13,16 +13,15 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import aiohttp
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gateway.access.pairing import WELCOME, offer_pairing
-from gateway.cli import app
 from gateway.operator.socket import serve_control
 from hermes_state.admin import pairings
 from hermes_state.admin.browsers import SignedInBrowser
@@ -33,15 +32,14 @@ from hermes_state.engines.sqlite.migrate import APPLICATION_ID
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.store.lock import FileLock
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
-from tests.databases import about_files, open_store, store_environ
+from tests.databases import about_files, open_store
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
 from tests.fakes.object_store import SECRET, object_store
+from tests.gateway.helpers import Run
 
 TELEGRAM_TOKEN = "123456:LABTOKEN"
 DISCORD_TOKEN = "lab-discord-token"
-
-Run: TypeAlias = Callable[..., Result]
 
 
 @pytest.fixture
@@ -53,24 +51,6 @@ def home(tmp_path: Path) -> Path:
 def made_home(home: Path) -> Path:
     home.mkdir(mode=0o700)
     return home
-
-
-@pytest.fixture
-def environ(home: Path, tmp_path: Path) -> dict[str, str]:
-    return {"HOME": str(tmp_path), "HERMES_HOME": str(home), "PATH": os.environ["PATH"]}
-
-
-@pytest.fixture
-def run(environ: Mapping[str, str], home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in this process, with this environment and no other."""
-    for name in list(os.environ):
-        if name.startswith(("HERMES_", "OPENAI_", "TELEGRAM_", "DISCORD_")) or name == "CREDENTIALS_DIRECTORY":
-            monkeypatch.delenv(name)
-
-    def runner(*words: str, **variables: str) -> Result:
-        return CliRunner().invoke(app, list(words), env={**environ, **store_environ(home / "state.db"), **variables})
-
-    return runner
 
 
 def spawned(environ: Mapping[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -213,8 +193,7 @@ def test_run_refuses_a_foreign_state_directory_and_touches_nothing(environ: dict
     done = spawned(environ, "run")
     assert done.returncode == 78
     assert str(home / "state.db") in done.stderr
-    assert os.listdir(home) == ["state.db"]
-    assert (home / "state.db").read_bytes() == before
+    assert (os.listdir(home), (home / "state.db").read_bytes()) == (["state.db"], before)
 
 
 def test_a_database_held_by_another_process_exits_75_and_names_it(environ: dict[str, str], home: Path) -> None:
@@ -329,8 +308,7 @@ def test_config_keys_lists_every_setting(run: Run) -> None:
 
 def test_status_of_a_gateway_that_never_ran(run: Run, home: Path) -> None:
     done = run("status", "--json")
-    assert done.exit_code == 3
-    assert json.loads(done.output) == {"running": False, "home": str(home)}
+    assert (done.exit_code, json.loads(done.output)) == (3, {"running": False, "home": str(home)})
     assert not home.exists()
 
 
@@ -338,8 +316,7 @@ async def test_status_of_a_stopped_gateway_counts_its_stored_messages(run: Run, 
     store = await open_store(home / "state.db")
     await store.close()
     done = await threaded(run, "status", "--json")
-    assert done.exit_code == 3
-    assert json.loads(done.output)["database"]["messages"] == 0
+    assert (done.exit_code, json.loads(done.output)["database"]["messages"]) == (3, 0)
 
 
 async def test_status_asks_the_running_daemon(run: Run, made_home: Path) -> None:
@@ -386,8 +363,7 @@ async def test_signed_in_browsers_are_listed_and_signed_out(run: Run, made_home:
         assert "1 browser" in (await threaded(run, "url", "--revoke")).output
         assert "1 browser" in (await threaded(run, "url", "--revoke", "0a1b2c3d")).output
         unknown = await threaded(run, "url", "--revoke", "00000000")
-    assert unknown.exit_code == 1
-    assert asked == [{}, {"id": "0a1b2c3d"}, {"id": "00000000"}]
+    assert (unknown.exit_code, asked) == (1, [{}, {"id": "0a1b2c3d"}, {"id": "00000000"}])
 
 
 async def test_browsers_are_listed_and_signed_out_while_no_daemon_runs(run: Run, home: Path) -> None:
@@ -535,9 +511,7 @@ async def test_a_mistyped_database_address_never_falls_back_to_the_file(
     done = await threaded(run, *words, **slip)
     assert isinstance(done.exception, ConfigError), done.output
     assert "store.url: must be an address" in str(done.exception)
-    assert done.output == ""
-    assert (home / "state.db").read_bytes() == before
-    assert os.listdir(tmp_path) == ["home"]
+    assert (done.output, (home / "state.db").read_bytes(), os.listdir(tmp_path)) == ("", before, ["home"])
     assert "XX  config" in (await threaded(run, "doctor", **slip)).output
 
 
@@ -582,14 +556,12 @@ async def test_init_tests_the_answers_and_writes_private_files(run: Run, home: P
         )
         assert done.exit_code == 0, done.output
         assert "lab_gateway_bot" in done.output
-    assert modes(home) == {"config.yaml": 0o600, ".env": 0o600}
-    assert stat.S_IMODE(os.stat(home).st_mode) == 0o700
+    assert (modes(home), stat.S_IMODE(os.stat(home).st_mode)) == ({"config.yaml": 0o600, ".env": 0o600}, 0o700)
     for secret in (TELEGRAM_TOKEN, DISCORD_TOKEN, "sk-lab"):
         assert secret not in (content(home / "config.yaml") or secret)
         assert secret not in done.output
     settings = json.loads(run("config", "show", "--json").output)["settings"]
-    assert settings["model.name"]["value"] == "lab-model"
-    assert settings["access.admins"]["value"] == ["telegram:42"]
+    assert (settings["model.name"]["value"], settings["access.admins"]["value"]) == ("lab-model", ["telegram:42"])
     assert settings["model.api_key"]["source"].endswith(".env: HERMES_MODEL__API_KEY")
 
 
@@ -625,16 +597,14 @@ async def test_init_tests_a_key_without_a_model_name(run: Run, home: Path) -> No
 
 
 def test_init_checks_the_answers_as_run_would(run: Run, home: Path) -> None:
-    done = run("init", "--admin", "@alice", "--no-test")
-    assert "access.admins: '@alice' is not an id" in str(done.exception)
+    assert "access.admins: '@alice' is not an id" in str(run("init", "--admin", "@alice", "--no-test").exception)
     assert not home.exists()
 
 
 def test_init_replaces_a_configuration_only_with_force_and_keeps_a_copy(run: Run, home: Path) -> None:
     home.mkdir(mode=0o700)
     (home / "config.yaml").write_text("sessions: {merge_seconds: 7}\n")
-    done = run("init", "--model-name", "m", "--no-test")
-    assert "config.yaml exists. Use --force" in str(done.exception)
+    assert "config.yaml exists. Use --force" in str(run("init", "--model-name", "m", "--no-test").exception)
     assert (home / "config.yaml").read_text() == "sessions: {merge_seconds: 7}\n"
     assert run("init", "--model-name", "m", "--no-test", "--force").exit_code == 0
     assert "name: m" in (home / "config.yaml").read_text()
@@ -644,8 +614,7 @@ def test_init_replaces_a_configuration_only_with_force_and_keeps_a_copy(run: Run
 def test_init_leaves_another_programs_directory_alone(run: Run, home: Path) -> None:
     home.mkdir()
     (home / "state.db").write_bytes(b"somebody else's")
-    done = run("init", "--model-name", "m", "--no-test", "--force")
-    assert "state.db" in str(done.exception)
+    assert "state.db" in str(run("init", "--model-name", "m", "--no-test", "--force").exception)
     assert os.listdir(home) == ["state.db"]
 
 

@@ -5,24 +5,21 @@ import json
 import sqlite3
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from gateway.cli import app
 from gateway.operator.socket import serve_control
 from hermes_state.admin import pairings
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError
 from hermes_state.sessions import set_title
 from hermes_state.values import ChatKind, Sender, SystemClock
-from tests.databases import open_store, store_environ
+from tests.databases import open_store
+from tests.gateway.helpers import Run
 from tests.hermes_state.rows import START, exchange, key_of
-
-Run: TypeAlias = Callable[..., Result]
 
 TITLE = "\x1b]0;your shell\x07"
 COLOUR = "\x1b[31mred\x1b[0m"
@@ -36,21 +33,6 @@ def controls(text: str) -> set[str]:
     """Return the characters that control a terminal, except line feed and tab."""
     turning = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     return {one for one in text if unicodedata.category(one) == "Cc" or one in turning} - {"\n", "\t"}
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    path = tmp_path / "home"
-    path.mkdir(mode=0o700)
-    return path
-
-
-@pytest.fixture
-def run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    for name in ("OPENAI_API_KEY", "TELEGRAM_BOT_TOKEN", "DISCORD_BOT_TOKEN", "CREDENTIALS_DIRECTORY"):
-        monkeypatch.delenv(name, raising=False)
-    environ = {"HERMES_HOME": str(home), "HOME": str(tmp_path)}
-    return lambda *words: CliRunner().invoke(app, list(words), env=environ | store_environ(home / "state.db"))
 
 
 def fill(db: sqlite3.Connection) -> None:

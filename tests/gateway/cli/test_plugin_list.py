@@ -1,46 +1,21 @@
 """`hermes-gateway plugins list`, as people and scripts use it."""
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from agent.context.compressor import Engine
 from agent.context.model_handle import ModelInfo
 from agent.engines.adapter import PluginEngine
 from agent.engines.loader import FOLDER
-from gateway.cli import app
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
 from hermes_state.values import SystemClock, Tokens
 from tests.agent.engines.examples import KeepNewest
 from tests.agent.engines.test_loader import ENGINE
+from tests.gateway.helpers import Run
 from tests.gateway.models.windows import CountingModel, talking
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    folder = tmp_path / "home"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
-@pytest.fixture
-def run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    for name in list(os.environ):
-        if name.startswith(("HERMES_", "OPENAI_", "TELEGRAM_", "DISCORD_")) or name == "CREDENTIALS_DIRECTORY":
-            monkeypatch.delenv(name)
-    environ = {"HOME": str(tmp_path), "HERMES_HOME": str(home)}
-
-    def runner(*words: str, **variables: str) -> Result:
-        return CliRunner().invoke(app, list(words), env={**environ, **variables})
-
-    return runner
 
 
 def put(home: Path, name: str, code: str) -> Path:

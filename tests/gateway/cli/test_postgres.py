@@ -152,11 +152,9 @@ async def test_a_gateway_moves_to_postgresql_and_back(
         assert "meta: 1 of 1 rows" in there.stderr
         assert there.stdout.startswith("TABLE ")
         assert "1 row, identical to the source." in there.stdout
-        again = await asyncio.to_thread(run, "", "store", "copy", "--to", without)
-        assert "not empty" in str(again.exception)
+        assert "not empty" in str((await asyncio.to_thread(run, "", "store", "copy", "--to", without)).exception)
         back = await asyncio.to_thread(run, url, "store", "copy", "--to", str(tmp_path / "back.db"), "--json")
-        tables = {one["table"]: one["rows"] for one in json.loads(back.stdout)}
-        assert tables["meta"] == 1
+        assert {one["table"]: one["rows"] for one in json.loads(back.stdout)}["meta"] == 1
     async with open_store(tmp_path / "back.db") as store:
         assert await store.read(load_note, "greeting") == "hello"
 

@@ -55,13 +55,6 @@ BROKEN = (
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    path = tmp_path / "home"
-    path.mkdir(mode=0o700)
-    return path
-
-
-@pytest.fixture
 def environ(home: Path) -> dict[str, str]:
     return {"HOME": str(home), "HERMES_HOME": str(home), "PATH": os.environ["PATH"]}
 
@@ -118,7 +111,7 @@ def test_a_run_that_is_interrupted_repeatedly_writes_the_same_bytes(environ: dic
     chance = random.Random(5)
     lines = [
         chance.choice(BROKEN) if chance.random() < 0.01 else line_of(number, chance.randrange(1, 4))
-        for number in range(10_000)
+        for number in range(4_000)
     ]
     source, whole, target = tmp_path / "in.jsonl", tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"".join(lines))
@@ -134,21 +127,19 @@ def test_a_run_that_is_interrupted_repeatedly_writes_the_same_bytes(environ: dic
         assert not json.loads((tmp_path / "out.jsonl.metrics.json").read_bytes())["is_complete"]
     assert ends == [-signal.SIGKILL, 130] * 2
     last = started(environ, "compress", source, target, *WITHOUT_MODEL, stderr=subprocess.DEVNULL)
-    assert last.wait(timeout=120) == 0
-    assert written(target) == written(whole)
+    assert (last.wait(timeout=120), written(target)) == (0, written(whole))
 
     kept = [json.loads(line)["id"] for line in target.read_bytes().splitlines()]
     assert kept == [number for number, line in enumerate(lines) if line not in BROKEN]
-    aside = (tmp_path / "out.jsonl.rejected.jsonl").read_bytes()
-    assert aside == b"".join(line for line in lines if line in BROKEN)
+    assert (tmp_path / "out.jsonl.rejected.jsonl").read_bytes() == b"".join(line for line in lines if line in BROKEN)
     total = json.loads((tmp_path / "out.jsonl.metrics.json").read_bytes())["total"]
-    assert (total["lines"], total["trajectories"]) == (10_000, len(kept))
-    assert total["was_compressed"] > 3_000
+    assert (total["lines"], total["trajectories"]) == (4_000, len(kept))
+    assert total["was_compressed"] > 1_200
 
 
 def test_an_interruption_says_that_the_same_command_continues(environ: dict[str, str], tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(b"".join(line_of(number, 4) for number in range(20_000)))
+    source.write_bytes(line_of(1, 4) * 8_000)
     process = started(environ, "compress", source, target, *WITHOUT_MODEL, stderr=subprocess.PIPE)
     assert interrupt_at(process, target, 100_000, signal.SIGINT) == 130
     assert process.stderr is not None
@@ -164,7 +155,7 @@ def test_a_full_disk_ends_the_run_and_a_later_run_continues(environ: dict[str, s
     lines = [BROKEN[number % 4] if number % 5 == 4 else line_of(number, 4) for number in range(400)]
     source.write_bytes(b"".join(lines))
     assert started(environ, "compress", source, whole, *WITHOUT_MODEL, stderr=subprocess.DEVNULL).wait(60) == 0
-    for share in (2, 3, 7):
+    for share in (2, 7):
         size = whole.stat().st_size // share
         full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
         process = started(
@@ -220,8 +211,7 @@ async def test_summaries_come_from_the_configured_model(run: Run, tmp_path: Path
         )
         asked = await control.get("requests", full=1)
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["was_compressed"] == 5
-    assert {one["model"] for one in asked} == {"lab-32k"}
+    assert (json.loads(done.stdout)["was_compressed"], {one["model"] for one in asked}) == (5, {"lab-32k"})
     assert len(asked) == 5
     assert KEY not in json.dumps([one["body"] for one in asked])
     for line in target.read_bytes().splitlines():
@@ -243,8 +233,7 @@ async def test_a_refused_key_ends_the_run_and_a_later_run_continues(run: Run, tm
         }
         words = ("compress", source, target, "--target-max-tokens", "400", "--summary-target-tokens", "100")
         await control.post("script", [{"error": {"kind": "401"}, "times": 9}])
-        refused = await asyncio.to_thread(run, *words, **variables)
-        assert "lab-128k cannot write summaries" in str(refused.exception)
+        assert "lab-128k cannot write summaries" in str((await asyncio.to_thread(run, *words, **variables)).exception)
         assert target.read_bytes() == b""
         await control.delete("script")
         await control.post("script", [{"text": "Boats were looked up in the register, all of them.", "times": 9}])
@@ -255,8 +244,7 @@ async def test_a_refused_key_ends_the_run_and_a_later_run_continues(run: Run, tm
 
 def test_without_a_model_the_error_says_what_to_do(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(line_of(1, 6))
-    done = run("compress", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert "--summary-model none" in str(done.exception)
+    assert "--summary-model none" in str(run("compress", tmp_path / "in.jsonl", tmp_path / "out.jsonl").exception)
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -334,8 +322,7 @@ async def test_conversations_are_exported_compressed_and_shown(run: Run, home: P
     assert KEY not in target.read_text()
     assert turns[2]["value"].startswith("<think>\nI should  look.\n</think>\nI look.\n<tool_call>\n")
     assert '{"name":"look","arguments":{"n":1}}\n</tool_call>\n<tool_call>\n' in turns[2]["value"]
-    assert turns[2]["value"].count("</tool_call>") == 2
-    assert turns[3]["value"].count("</tool_response>") == 3
+    assert (turns[2]["value"].count("</tool_call>"), turns[3]["value"].count("</tool_response>")) == (2, 3)
     answer = turns[3]["value"].split("\n")[1]
     assert json.loads(answer)["content"].startswith("</tool_response> open")
     assert json.loads(turns[3]["value"].split("\n")[7])["content"] == {"n": [1, 2.5], "key": "[redacted]"}

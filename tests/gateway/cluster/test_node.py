@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,17 +33,17 @@ from hermes_state.store.seats import (
 )
 from hermes_state.store.writer import Store
 from hermes_state.turns import find_open_turn
-from hermes_state.values import AttachmentKind, ChatId, ChatKey, IncomingAttachment
+from hermes_state.values import AttachmentKind, ChatId, IncomingAttachment
 from tests.gateway.helpers import (
     DIRECT,
-    PLATFORM,
     WAIT_SECONDS,
     Hang,
+    Serve,
     TestGateway,
     calls,
+    chat,
     eventually,
     hanging,
-    serving,
     settled,
 )
 from tests.hermes_state.helpers import set_max_pages
@@ -154,10 +153,10 @@ async def node_of(gateway: TestGateway, seats: Seats, *work: Work) -> AsyncItera
         await node.close()
 
 
-async def test_a_duty_of_another_node_is_taken_when_it_becomes_free(store: Store, tmp_path: Path) -> None:
+async def test_a_duty_of_another_node_is_taken_when_it_becomes_free(serve: Serve) -> None:
     seats, keeping = Seats(), Work("keeping", KEEPER)
     seats.taken = {KEEPER}
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, keeping):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats, keeping):
         await gateway.ask("hello")
         assert not keeping.begun
         seats.opened[0].taken.clear()
@@ -166,12 +165,12 @@ async def test_a_duty_of_another_node_is_taken_when_it_becomes_free(store: Store
 
 @pytest.mark.parametrize("trouble", [StoreUnavailable("away"), RuntimeError("a bug")], ids=["store", "bug"])
 async def test_a_duty_that_fails_to_start_is_left_to_others_and_blocks_no_other_duty(
-    store: Store, tmp_path: Path, trouble: Exception
+    serve: Serve, trouble: Exception
 ) -> None:
     seats, first, second = Seats(), Work("first", account_lock("first")), Work("second", KEEPER)
     seats.taken = {first.duty.lock, second.duty.lock}
     first.troubles.append(trouble)
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, first, second) as node:
+    async with serve(is_started=False) as gateway, node_of(gateway, seats, first, second) as node:
         seats.opened[0].taken.clear()
         await eventually(lambda: second.begun, "the other is taken")
         assert (first.begun, seats.opened[0].let_go_of) == (0, [first.duty.lock])
@@ -179,29 +178,29 @@ async def test_a_duty_that_fails_to_start_is_left_to_others_and_blocks_no_other_
         assert [duty.name for duty in node.state.duties] == ["telegram", "second", "first"]
 
 
-async def test_a_crashed_duty_is_restarted(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crashed_duty_is_restarted(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.cluster.node.DUTY_BACKOFF", Backoff(0.01))
     keeping = Work("keeping", KEEPER)
     keeping.crashes.extend([KeyError("a bug"), StoreUnavailable("away")])
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, Seats(), keeping):
+    async with serve(is_started=False) as gateway, node_of(gateway, Seats(), keeping):
         with capture_logs() as logs:
             await eventually(lambda: keeping.begun == 3, "it is kept again")
         assert [log["log_level"] for log in logs if log["event"] == "duty.crashed"] == ["error", "error"]
 
 
-async def test_a_bug_in_the_sweep_ends_the_process_instead_of_the_sweep_alone(store: Store, tmp_path: Path) -> None:
+async def test_a_bug_in_the_sweep_ends_the_process_instead_of_the_sweep_alone(serve: Serve) -> None:
     seats, keeping = Seats(), Work("keeping", KEEPER)
     seats.taken = {KEEPER}
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, keeping):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats, keeping):
         [running] = [task for task in asyncio.all_tasks() if task.get_name() == "node"]
         seats.opened[0].bug = RuntimeError("a bug")
         with pytest.raises(RuntimeError, match="a bug"):
             await asyncio.wait_for(running, WAIT_SECONDS)
 
 
-async def test_a_lost_seat_ends_all_work_and_the_next_seat_continues_it(store: Store, tmp_path: Path) -> None:
+async def test_a_lost_seat_ends_all_work_and_the_next_seat_continues_it(serve: Serve) -> None:
     seats, keeping = Seats(), Work("keeping", KEEPER)
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, keeping):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats, keeping):
         first, again = await hanging(gateway, "first"), Hang()
         gateway.model.script.append(again)
         seats.refusals = 2
@@ -218,7 +217,7 @@ async def test_a_lost_seat_ends_all_work_and_the_next_seat_continues_it(store: S
         assert await gateway.rows("SELECT state, restarts, epoch FROM turns") == [("finished", 0, 2)]
 
 
-async def test_a_seat_can_be_lost_while_leftover_work_is_started(store: Store, tmp_path: Path) -> None:
+async def test_a_seat_can_be_lost_while_leftover_work_is_started(serve: Serve) -> None:
     seats, keeping = Seats(), Work("keeping", KEEPER)
     hangs, was_cut = asyncio.Event(), asyncio.Event()
 
@@ -230,7 +229,7 @@ async def test_a_seat_can_be_lost_while_leftover_work_is_started(store: Store, t
             finally:
                 was_cut.set()
 
-    async with serving(store, tmp_path, is_started=False) as gateway:
+    async with serve(is_started=False) as gateway:
         node = Node(
             state=NodeState(),
             open_seat=seats.open,
@@ -251,9 +250,9 @@ async def test_a_seat_can_be_lost_while_leftover_work_is_started(store: Store, t
         assert [one.lost.is_set() for one in seats.opened] == [True, False]
 
 
-async def test_a_request_in_flight_at_the_loss_of_the_seat_is_repeated(store: Store, tmp_path: Path) -> None:
+async def test_a_request_in_flight_at_the_loss_of_the_seat_is_repeated(serve: Serve) -> None:
     seats = Seats()
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats):
         gateway.adapter.may_send.clear()
         await gateway.say("q")
         await eventually(lambda: gateway.adapter.requests, "the request is on its way")
@@ -267,9 +266,9 @@ async def test_a_request_in_flight_at_the_loss_of_the_seat_is_repeated(store: St
         assert await gateway.rows("SELECT state, attempts FROM outbox") == [("sent", 2)]
 
 
-async def test_a_preview_in_flight_is_cancelled_with_the_seat(store: Store, tmp_path: Path) -> None:
+async def test_a_preview_in_flight_is_cancelled_with_the_seat(serve: Serve) -> None:
     seats = Seats()
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats):
         gateway.adapter.may_show.clear()
         gateway.model.script.append(Hang(says="so far"))
         await gateway.say("q")
@@ -282,10 +281,10 @@ async def test_a_preview_in_flight_is_cancelled_with_the_seat(store: Store, tmp_
 
 @pytest.mark.parametrize("is_at_a_step", [False, True])
 async def test_database_outages_do_not_count_as_restarts_of_a_turn(
-    store: Store, tmp_path: Path, is_at_a_step: bool
+    serve: Serve, store: Store, is_at_a_step: bool
 ) -> None:
     seats = Seats()
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats):
         await gateway.ask("hello")
         for outage in range(MAX_RESTARTS + 1):
             begun, may_answer = asyncio.Event(), asyncio.Event()
@@ -317,9 +316,9 @@ async def test_database_outages_do_not_count_as_restarts_of_a_turn(
         assert await gateway.rows("SELECT state, restarts FROM turns WHERE id = 2") == [("finished", 0)]
 
 
-async def test_a_turn_stored_here_and_started_elsewhere_is_no_restart(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_stored_here_and_started_elsewhere_is_no_restart(serve: Serve, store: Store) -> None:
     seats = Seats()
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats):
         chat_id = await chat_of(gateway)
         seats.opened[0].taken.add(chat_lock(chat_id))
         await gateway.say("q")
@@ -330,7 +329,7 @@ async def test_a_turn_stored_here_and_started_elsewhere_is_no_restart(store: Sto
 
 
 async def test_a_turn_that_already_ended_elsewhere_calls_no_model(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seats, write = Seats(), store.write
 
@@ -343,7 +342,7 @@ async def test_a_turn_that_already_ended_elsewhere_calls_no_model(
             await asyncio.sleep(1.5 * MIN_TURN_SECONDS)
         return result
 
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats):
         chat_id = await chat_of(gateway)
         monkeypatch.setattr(store, "write", write_and_stand_still)
         await gateway.say("q")
@@ -353,9 +352,9 @@ async def test_a_turn_that_already_ended_elsewhere_calls_no_model(
         assert len(gateway.model.requests) == 1
 
 
-async def test_a_seat_can_be_lost_at_the_moment_work_starts(store: Store, tmp_path: Path) -> None:
+async def test_a_seat_can_be_lost_at_the_moment_work_starts(serve: Serve, store: Store) -> None:
     seats = Seats()
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats):
         chat_id = await chat_of(gateway)
         await store.write(receive, chat_id, "from elsewhere")
         gateway.lanes.wake(chat_id)
@@ -373,9 +372,9 @@ async def chat_of(gateway: TestGateway) -> ChatId:
     return ChatId(chat_id)
 
 
-async def test_a_chat_of_another_node_is_not_touched_until_it_is_free(store: Store, tmp_path: Path) -> None:
+async def test_a_chat_of_another_node_is_not_touched_until_it_is_free(serve: Serve) -> None:
     seats = Seats()
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats):
         chat_id = await chat_of(gateway)
         seats.opened[0].taken.add(chat_lock(chat_id))
         await gateway.say("are you there?")
@@ -385,81 +384,77 @@ async def test_a_chat_of_another_node_is_not_touched_until_it_is_free(store: Sto
         assert len(await gateway.replies(2)) == 2
 
 
-def person(number: int) -> ChatKey:
-    return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(number))
-
-
-async def test_a_free_chat_behind_many_of_other_nodes_is_found(store: Store, tmp_path: Path) -> None:
+async def test_a_free_chat_behind_many_of_other_nodes_is_found(serve: Serve, store: Store) -> None:
     seats = Seats()
-    async with serving(
-        store, tmp_path, is_started=False, sessions={"max_turns": 3, "messages_per_minute": 10_000}
-    ) as gateway:
+    async with serve(is_started=False, sessions={"max_turns": 3, "messages_per_minute": 10_000}) as gateway:
         for number in range(1, 202):
-            await gateway.say("are you there?", chat=person(number))
+            await gateway.say("are you there?", chat=chat(number))
         chats = await store.read(inbox.load_chats_with_waiting)
         seats.taken = {chat_lock(chat_id) for chat_id in chats[:200]}
         async with node_of(gateway, seats):
-            assert await gateway.replies(1, person(201)) == ["echo: are you there?"]
+            assert await gateway.replies(1, chat(201)) == ["echo: are you there?"]
 
 
-async def test_the_chat_that_waited_longest_gets_the_free_slot(store: Store, tmp_path: Path) -> None:
+async def test_the_chat_that_waited_longest_gets_the_free_slot(serve: Serve) -> None:
     settings = {"max_turns": 1, "merge_seconds": 0}
-    async with serving(store, tmp_path, is_started=False, sessions=settings) as gateway, node_of(gateway, Seats()):
-        hang = await hanging(gateway, "first", chat=person(9))
-        await gateway.say("first again", chat=person(9))
+    async with serve(is_started=False, sessions=settings) as gateway, node_of(gateway, Seats()):
+        hang = await hanging(gateway, "first", chat=chat(9))
+        await gateway.say("first again", chat=chat(9))
         for number in (3, 2, 4):
-            await gateway.say(f"from {number}", chat=person(number))
-        late = asyncio.create_task(gateway.say("late", chat=person(1)))
+            await gateway.say(f"from {number}", chat=chat(number))
+        late = asyncio.create_task(gateway.say("late", chat=chat(1)))
         hang.release()
         await late
-        await gateway.replies(2, person(9))
-        await gateway.replies(1, person(1))
+        await gateway.replies(2, chat(9))
+        await gateway.replies(1, chat(1))
         assert gateway.model.heard[:4] == [["first"], ["from 3"], ["from 2"], ["from 4"]]
 
 
-async def test_a_file_waits_for_the_owner_of_its_account(store: Store, tmp_path: Path) -> None:
+async def test_a_file_waits_for_the_owner_of_its_account(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, can_fetch = list[bool](), LockedChats.can_fetch
+
+    async def noted(ownership: LockedChats, chat_id: ChatId) -> bool:
+        answers.append(await can_fetch(ownership, chat_id))
+        return answers[-1]
+
+    monkeypatch.setattr(LockedChats, "can_fetch", noted)
     plan = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="1", name="plan.txt", mime="text/plain")
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, Seats()):
+    async with serve(is_started=False) as gateway, node_of(gateway, Seats()):
         await chat_of(gateway)
         gateway.adapter.files["1"] = b"step one"
         account = gateway.adapters.supervised[DIRECT.account]
         account.ownership, claim = None, account.ownership
         await gateway.say("read this", files=[plan])
-        await eventually(lambda: not gateway.lanes._lanes, "its lane goes")
+        await eventually(lambda: answers and not gateway.lanes._lanes, "its lane goes")
         assert (await gateway.inbox_states(), gateway.adapter.downloads) == (["done", "new"], [])
+        assert not any(answers)
         account.ownership = claim
         assert await gateway.replies(2) == ["echo: hello", "echo: read this"]
         assert gateway.adapter.downloads == ["1"]
 
 
-async def test_a_node_without_accounts_does_not_look_for_unsent_rows(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        chat_id = await chat_of(gateway)
-        await eventually(lambda: not gateway.delivery._wakes, "its sender goes")
-        gateway.adapters.is_shared = True
-        gateway.adapters.supervised[DIRECT.account].ownership = None
-        gateway.delivery.wake(chat_id)
-        assert not gateway.delivery._wakes
-        gateway.adapters.is_shared = False  # what is owed is looked at, and its adapter missed, where it is alone
-        gateway.delivery.wake(chat_id)
-        assert gateway.delivery._wakes
+async def test_a_node_without_accounts_does_not_look_for_unsent_rows(gateway: TestGateway) -> None:
+    chat_id = await chat_of(gateway)
+    await eventually(lambda: not gateway.delivery._wakes, "its sender goes")
+    gateway.adapters.is_shared = True
+    gateway.adapters.supervised[DIRECT.account].ownership = None
+    gateway.delivery.wake(chat_id)
+    assert not gateway.delivery._wakes
+    gateway.adapters.is_shared = False  # what is owed is looked at, and its adapter missed, where it is alone
+    gateway.delivery.wake(chat_id)
+    assert gateway.delivery._wakes
 
 
-async def test_a_busy_node_leaves_new_messages_to_their_hints(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_busy_node_leaves_new_messages_to_their_hints(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.cluster.node.SWEEP_SECONDS", 600.0)
     seats = Seats()
     async with (
-        serving(store, tmp_path, is_started=False, sessions={"max_turns": 8}) as gateway,
+        serve(is_started=False, sessions={"max_turns": 8}) as gateway,
         node_of(gateway, seats),
     ):
         other = replace(DIRECT, chat_ref="77")
         await gateway.ask("hello", chat=other)
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("one that takes long")
-        await hang.begun.wait()
+        await hanging(gateway, "one that takes long")
         await gateway.say("another", chat=other)
         assert await gateway.inbox_states() == ["done", "claimed", "new"]
         ownership = gateway.lanes._ownership
@@ -471,11 +466,11 @@ async def test_a_busy_node_leaves_new_messages_to_their_hints(
 
 
 async def test_a_message_stored_by_another_node_is_answered_after_its_hint(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.cluster.node.SWEEP_SECONDS", 600.0)
     seats = Seats()
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+    async with serve(is_started=False) as gateway, node_of(gateway, seats):
         chat_id = await chat_of(gateway)
         await store.write(receive, chat_id, "from elsewhere")
         seats.opened[0].on_hint(Hint(HintKind.WORK, chat_id))

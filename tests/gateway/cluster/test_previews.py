@@ -19,7 +19,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, store_preview
 from hermes_state.values import ChatKind
-from tests.gateway.helpers import DIRECT, Hang, TestGateway, eventually, serving, settled
+from tests.gateway.helpers import DIRECT, Hang, Serve, TestGateway, eventually, serving, settled
 from tests.hermes_state.rows import START, finish, start
 
 
@@ -161,10 +161,10 @@ async def test_a_node_that_does_not_serve_the_account_shows_no_preview(store: St
 
 
 async def test_a_worker_stores_the_preview_of_its_turn(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.cluster.previews.STORE_SECONDS", 0.0)
-    async with serving(store, tmp_path) as gateway:
+    async with serve() as gateway:
         turn = await store.write(_start)
         previews = replace(gateway.turns.previews, elsewhere=partial(StoredPreview, store=store, clock=gateway.clock))
         gateway.adapters.supervised[DIRECT.account].ownership = None

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -23,30 +22,27 @@ from gateway.turns.lanes import TURNED_AWAY
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import ModelUnavailable
 from hermes_state.store.sql import Connection
-from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, Millis, Sender
+from hermes_state.values import Millis, Sender
 from tests.gateway.helpers import (
     ANN,
     BOB,
     BOSS,
+    BOSS_CHAT,
     EVE,
+    EVE_CHAT,
     GROUP,
-    PLATFORM,
     Hang,
+    Serve,
     TestGateway,
     asked,
     calls,
     config_of,
     eventually,
     hanging,
-    serving,
     settled,
 )
 from tests.gateway.turns.test_lanes import tool
 from tests.hermes_state.helpers import one_batch
-
-BOSS_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="9")
-
 
 # ---- the table
 
@@ -85,27 +81,23 @@ def test_options_fit_every_menu() -> None:
 def test_syntax_follows_the_options() -> None:
     shown = {command.name: command.argument for command in REGISTRY.commands}
     assert shown["help"] is None
-    assert shown["resume"] == "<id>"
-    assert shown["approve"] == "[id] [once|session|always]"
+    assert (shown["resume"], shown["approve"]) == ("<id>", "[id] [once|session|always]")
     assert shown["schedule"] == "[list|add|pause|resume|remove|run]"
 
 
 @pytest.mark.parametrize("name", [command.name for command in REGISTRY.commands if command.actions])
-async def test_a_command_with_actions_has_an_action_for_the_bare_command(
-    store: Store, tmp_path: Path, name: str
-) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("hello", sender=BOSS)  # rules and todos belong to a conversation
-        alone = await gateway.ask(f"/{name}", sender=BOSS)
-        assert await gateway.ask(f"/{name} list", sender=BOSS) == alone
+async def test_a_command_with_actions_has_an_action_for_the_bare_command(gateway: TestGateway, name: str) -> None:
+    await gateway.ask("hello", sender=BOSS)  # rules and todos belong to a conversation
+    alone = await gateway.ask(f"/{name}", sender=BOSS)
+    assert await gateway.ask(f"/{name} list", sender=BOSS) == alone
 
 
 def suggested(gateway: TestGateway, text: str, sender: Sender) -> Sequence[str]:
     return gateway.intake.suggestions(gateway.message(text, sender=sender))
 
 
-async def test_suggestions_need_permission_for_the_command(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, model={"aliases": {"fast": "small"}}) as gateway:
+async def test_suggestions_need_permission_for_the_command(serve: Serve) -> None:
+    async with serve(model={"aliases": {"fast": "small"}}) as gateway:
         assert "fast" in suggested(gateway, "/model f", ANN)
         assert "default" in suggested(gateway, "/model", ANN)
         assert "preview" in suggested(gateway, "/compress", ANN)
@@ -136,100 +128,93 @@ def test_which_texts_are_commands(text: str, expected: tuple[str, str] | None) -
 # ---- reading
 
 
-async def test_start_help_whoami(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        assert "/help" in await gateway.ask("/start")
-        assert await gateway.ask("/help") == REGISTRY.help(UserRole.USER)
-        said = await gateway.ask("/whoami")
-        assert "`telegram:1`" in said
-        assert "your role is user" in said
-        assert await gateway.rows("SELECT count(*) FROM messages") == [(0,)]
+async def test_start_help_whoami(gateway: TestGateway) -> None:
+    assert "/help" in await gateway.ask("/start")
+    assert await gateway.ask("/help") == REGISTRY.help(UserRole.USER)
+    said = await gateway.ask("/whoami")
+    assert "`telegram:1`" in said
+    assert "your role is user" in said
+    assert await gateway.rows("SELECT count(*) FROM messages") == [(0,)]
 
 
-async def test_without_a_model_start_and_status_give_the_same_setup_hint(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, model={"protocol": "offline", "name": None}) as gateway:
+async def test_without_a_model_start_and_status_give_the_same_setup_hint(serve: Serve) -> None:
+    async with serve(model={"protocol": "offline", "name": None}) as gateway:
         for line in ("/start", "/status"):
             assert MODEL_SETUP_HINT in await gateway.ask(line)
 
 
-async def test_an_unknown_command_gets_a_suggestion_and_starts_no_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        assert await gateway.ask("/stat") == "There is no command /stat. Did you mean /start? /help lists all commands."
-        assert await gateway.ask("/xyzzyq now") == "There is no command /xyzzyq. /help lists all commands."
-        assert gateway.model.requests == []
+async def test_an_unknown_command_gets_a_suggestion_and_starts_no_turn(gateway: TestGateway) -> None:
+    assert await gateway.ask("/stat") == "There is no command /stat. Did you mean /start? /help lists all commands."
+    assert await gateway.ask("/xyzzyq now") == "There is no command /xyzzyq. /help lists all commands."
+    assert gateway.model.requests == []
 
 
 @pytest.mark.parametrize(
     "command", ["/stop", "/status", "/help", "/history", "/sessions", "/whoami", "/queue", "/nonsense"]
 )
-async def test_a_command_is_answered_while_the_model_hangs(store: Store, tmp_path: Path, command: str) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await hanging(gateway)
-        await gateway.say(command)
-        await eventually(lambda: gateway.adapter.texts(), "an answer")
+async def test_a_command_is_answered_while_the_model_hangs(gateway: TestGateway, command: str) -> None:
+    await hanging(gateway)
+    await gateway.say(command)
+    await eventually(lambda: gateway.adapter.texts(), "an answer")
 
 
-async def test_status_shows_the_running_turn_the_queue_and_the_context(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        assert "Conversation: none yet" in await gateway.ask("/status")
-        await gateway.ask("q")
-        await hanging(gateway, "q2")
-        await gateway.say("waits")
-        before = len(gateway.adapter.texts())
-        await gateway.say("/status")
-        await eventually(lambda: len(gateway.adapter.texts()) > before, "an answer")
-        said = gateway.adapter.texts()[-1]
-        assert "Model: scripted" in said
-        assert "Context: about 1" in said
-        assert "compression starts at" in said
-        assert "Working on an answer" in said
-        assert "Queue: 1 message" in said
-        assert "telegram: connected" in said
+async def test_status_shows_the_running_turn_the_queue_and_the_context(gateway: TestGateway) -> None:
+    assert "Conversation: none yet" in await gateway.ask("/status")
+    await gateway.ask("q")
+    await hanging(gateway, "q2")
+    await gateway.say("waits")
+    before = len(gateway.adapter.texts())
+    await gateway.say("/status")
+    await eventually(lambda: len(gateway.adapter.texts()) > before, "an answer")
+    said = gateway.adapter.texts()[-1]
+    assert "Model: scripted" in said
+    assert "Context: about 1" in said
+    assert "compression starts at" in said
+    assert "Working on an answer" in said
+    assert "Queue: 1 message" in said
+    assert "telegram: connected" in said
 
 
-async def test_history_shows_undone_messages_with_a_mark(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        assert "has no messages yet" in await gateway.ask("/history")
-        await gateway.ask("one")
-        await gateway.ask("two")
-        await gateway.ask("/undo")
-        said = await gateway.ask("/history")
-        lines = said.split("\n\n")
-        assert [line.splitlines()[1] for line in lines] == ["one", "echo: one", "two", "echo: two"]
-        assert ["(undone)" in line for line in lines] == [False, False, True, True]
-        assert len((await gateway.ask("/history 1")).split("\n\n")) == 1
-        assert len((await gateway.ask("/history " + "9" * 5_000)).split("\n\n")) == 4
-        assert "`/history 30`" in await gateway.ask("/history all")
+async def test_history_shows_undone_messages_with_a_mark(gateway: TestGateway) -> None:
+    assert "has no messages yet" in await gateway.ask("/history")
+    await gateway.ask("one")
+    await gateway.ask("two")
+    await gateway.ask("/undo")
+    said = await gateway.ask("/history")
+    lines = said.split("\n\n")
+    assert [line.splitlines()[1] for line in lines] == ["one", "echo: one", "two", "echo: two"]
+    assert ["(undone)" in line for line in lines] == [False, False, True, True]
+    assert len((await gateway.ask("/history 1")).split("\n\n")) == 1
+    assert len((await gateway.ask("/history " + "9" * 5_000)).split("\n\n")) == 4
+    assert "`/history 30`" in await gateway.ask("/history all")
 
 
 # ---- conversations
 
 
-async def test_new_starts_a_conversation_and_resume_goes_back(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("/title First things")
-        await gateway.ask("one")
-        said = await gateway.ask("/new Second things")
-        assert "“Second things”" in said
-        old = said.split("`")[1].split()[1]
-        await gateway.ask("two")
-        assert [row.text for row in gateway.model.requests[-1].transcript] == ["two"]
-        listed = await gateway.ask("/sessions")
-        assert listed.index("Second things") < listed.index("First things")
-        assert "Second things, 2 messages" in listed
-        assert "“First things”" in await gateway.ask(f"/resume {old}")
-        await gateway.ask("three")
-        assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "three"]
-        assert await gateway.ask(f"/resume {old}") == "That conversation is already active."
-        assert "“First things”" in await gateway.ask("/title")
+async def test_new_starts_a_conversation_and_resume_goes_back(gateway: TestGateway) -> None:
+    await gateway.ask("/title First things")
+    await gateway.ask("one")
+    said = await gateway.ask("/new Second things")
+    assert "“Second things”" in said
+    old = said.split("`")[1].split()[1]
+    await gateway.ask("two")
+    assert [row.text for row in gateway.model.requests[-1].transcript] == ["two"]
+    listed = await gateway.ask("/sessions")
+    assert listed.index("Second things") < listed.index("First things")
+    assert "Second things, 2 messages" in listed
+    assert "“First things”" in await gateway.ask(f"/resume {old}")
+    await gateway.ask("three")
+    assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "three"]
+    assert await gateway.ask(f"/resume {old}") == "That conversation is already active."
+    assert "“First things”" in await gateway.ask("/title")
 
 
-async def test_reset_is_new(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("one")
-        assert "Started a new conversation." in await gateway.ask("/reset")
-        await gateway.ask("two")
-        assert [row.text for row in gateway.model.requests[-1].transcript] == ["two"]
+async def test_reset_is_new(gateway: TestGateway) -> None:
+    await gateway.ask("one")
+    assert "Started a new conversation." in await gateway.ask("/reset")
+    await gateway.ask("two")
+    assert [row.text for row in gateway.model.requests[-1].transcript] == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -254,50 +239,45 @@ async def test_reset_is_new(store: Store, tmp_path: Path) -> None:
         ("/pair list", "Only admins"),
     ],
 )
-async def test_invalid_commands_get_a_helpful_error(store: Store, tmp_path: Path, line: str, sentence: str) -> None:
-    async with serving(store, tmp_path) as gateway:
-        said = await gateway.ask(line)
-        assert sentence in said
-        assert "\n" not in said
-        assert await gateway.inbox_states() == ["done"]
+async def test_invalid_commands_get_a_helpful_error(gateway: TestGateway, line: str, sentence: str) -> None:
+    said = await gateway.ask(line)
+    assert sentence in said
+    assert "\n" not in said
+    assert await gateway.inbox_states() == ["done"]
 
 
-async def test_rows_before_new_belong_to_the_old_conversation_and_rows_after_to_the_new(
-    store: Store, tmp_path: Path
-) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = await hanging(gateway)
-        await gateway.say("before")
-        await gateway.say("/new")
-        await gateway.say("after")
-        await eventually(lambda: gateway.adapter.texts() == [AFTER_THIS_ANSWER], "the acknowledgement")
-        hang.release()
-        await gateway.quiet()
-        assert [[row.text for row in request.transcript] for request in gateway.model.requests] == [
-            ["q"],
-            ["q", "finally", "before"],
-            ["after"],
-        ]
+async def test_rows_before_new_belong_to_the_old_conversation_and_rows_after_to_the_new(gateway: TestGateway) -> None:
+    hang = await hanging(gateway)
+    await gateway.say("before")
+    await gateway.say("/new")
+    await gateway.say("after")
+    await eventually(lambda: gateway.adapter.texts() == [AFTER_THIS_ANSWER], "the acknowledgement")
+    hang.release()
+    await gateway.quiet()
+    assert [[row.text for row in request.transcript] for request in gateway.model.requests] == [
+        ["q"],
+        ["q", "finally", "before"],
+        ["after"],
+    ]
 
 
-async def test_a_command_sent_right_after_a_message_is_acknowledged(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        async with one_batch(store):  # in which they keep their order
-            saying = [asyncio.create_task(gateway.say(text)) for text in ("q", "/new")]
-            await settled()
-        await asyncio.gather(*saying)
-        await eventually(lambda: gateway.adapter.texts() == [AFTER_THIS_ANSWER], "the acknowledgement", 1.0)
-        hang.release()
-        await gateway.quiet()
+async def test_a_command_sent_right_after_a_message_is_acknowledged(gateway: TestGateway) -> None:
+    hang = Hang()
+    gateway.model.script.append(hang)
+    async with one_batch(gateway.store):  # in which they keep their order
+        saying = [asyncio.create_task(gateway.say(text)) for text in ("q", "/new")]
+        await settled()
+    await asyncio.gather(*saying)
+    await eventually(lambda: gateway.adapter.texts() == [AFTER_THIS_ANSWER], "the acknowledgement", 1.0)
+    hang.release()
+    await gateway.quiet()
 
 
 # ---- retry, undo
 
 
-async def test_retry_answers_the_same_message_again_without_the_old_answer(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, tools=[tool("look")]) as gateway:
+async def test_retry_answers_the_same_message_again_without_the_old_answer(serve: Serve) -> None:
+    async with serve(tools=[tool("look")]) as gateway:
         gateway.model.script.append(calls("look", text="Let me look."))
         await gateway.ask("one")
         await gateway.ask("/retry")
@@ -306,27 +286,23 @@ async def test_retry_answers_the_same_message_again_without_the_old_answer(store
         assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "two"]
 
 
-async def test_retry_after_a_failure(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.model.script.extend([ModelUnavailable("down")] * 4)
-        assert "/retry" in await gateway.ask("one")
-        assert await gateway.ask("/retry") == "echo: one"
+async def test_retry_after_a_failure(gateway: TestGateway) -> None:
+    gateway.model.script.extend([ModelUnavailable("down")] * 4)
+    assert "/retry" in await gateway.ask("one")
+    assert await gateway.ask("/retry") == "echo: one"
 
 
-async def test_an_interrupted_retry_resumes_after_a_crash(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
+async def test_an_interrupted_retry_resumes_after_a_crash(serve: Serve) -> None:
+    async with serve() as gateway:
         await gateway.ask("one")
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("/retry")
-        await hang.begun.wait()
-    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+        await hanging(gateway, "/retry")
+    async with serve(adapter=gateway.adapter) as again:
         assert await again.replies(2) == ["echo: one", "echo: one"]
         assert await again.inbox_states() == ["done", "done"]
 
 
-async def test_undo_hides_whole_exchanges(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, tools=[tool("look")]) as gateway:
+async def test_undo_hides_whole_exchanges(serve: Serve) -> None:
+    async with serve(tools=[tool("look")]) as gateway:
         await gateway.ask("one")
         gateway.model.script.append(calls("look"))
         await gateway.ask("two")
@@ -341,8 +317,8 @@ async def test_undo_hides_whole_exchanges(store: Store, tmp_path: Path) -> None:
 # ---- queue, steer
 
 
-async def test_a_queued_message_waits_and_is_a_turn_of_its_own(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"busy_mode": "interrupt"}) as gateway:
+async def test_a_queued_message_waits_and_is_a_turn_of_its_own(serve: Serve) -> None:
+    async with serve(sessions={"busy_mode": "interrupt"}) as gateway:
         hang = await hanging(gateway)
         await gateway.say("/queue one thing")
         await gateway.say("/queue another")
@@ -354,9 +330,9 @@ async def test_a_queued_message_waits_and_is_a_turn_of_its_own(store: Store, tmp
         assert (await gateway.replies(6))[3:] == ["finally", "echo: one thing", "echo: another"]
 
 
-async def test_a_steer_joins_the_turn_and_is_acknowledged(store: Store, tmp_path: Path) -> None:
+async def test_a_steer_joins_the_turn_and_is_acknowledged(serve: Serve) -> None:
     gate = asyncio.Event()
-    async with serving(store, tmp_path, tools=[tool("look", lambda: gate)]) as gateway:
+    async with serve(tools=[tool("look", lambda: gate)]) as gateway:
         gateway.model.script.append(calls("look"))
         await gateway.say("q")
         await gateway.until_rows("SELECT 1 FROM tool_runs")
@@ -366,30 +342,29 @@ async def test_a_steer_joins_the_turn_and_is_acknowledged(store: Store, tmp_path
         assert await gateway.replies(2) == [STEERED, "echo: q | in French"]
 
 
-async def test_a_steer_whose_sender_loses_access_does_not_join(store: Store, tmp_path: Path) -> None:
+async def test_a_steer_whose_sender_loses_access_does_not_join(serve: Serve) -> None:
     gate = asyncio.Event()
-    eve_chat = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
-    async with serving(store, tmp_path, tools=[tool("look", lambda: gate)]) as gateway:
-        code = (await gateway.ask("hello", chat=eve_chat, sender=EVE)).split("`")[1]
+    async with serve(tools=[tool("look", lambda: gate)]) as gateway:
+        code = (await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)).split("`")[1]
         await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
-        await gateway.replies(2, eve_chat)
+        await gateway.replies(2, EVE_CHAT)
         gateway.model.script.append(calls("look"))
-        await gateway.say("q", chat=eve_chat, sender=EVE)
+        await gateway.say("q", chat=EVE_CHAT, sender=EVE)
         await gateway.until_rows("SELECT 1 FROM tool_runs")
-        await gateway.say("/steer in French", chat=eve_chat, sender=EVE)
-        await eventually(lambda: gateway.adapter.texts(eve_chat)[2:] == [STEERED], "the acknowledgement")
+        await gateway.say("/steer in French", chat=EVE_CHAT, sender=EVE)
+        await eventually(lambda: gateway.adapter.texts(EVE_CHAT)[2:] == [STEERED], "the acknowledgement")
         await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
         gate.set()
-        assert (await gateway.replies(5, eve_chat))[3:] == ["echo: q", TURNED_AWAY]
+        assert (await gateway.replies(5, EVE_CHAT))[3:] == ["echo: q", TURNED_AWAY]
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 async def test_a_steer_whose_sender_was_removed_from_the_configuration_does_not_join(
-    store: Store, tmp_path: Path, is_restarted: bool
+    serve: Serve, is_restarted: bool
 ) -> None:
     gate = asyncio.Event()
     tools = [tool("look", lambda: gate)]
-    async with serving(store, tmp_path, tools=tools) as gateway:
+    async with serve(tools=tools) as gateway:
         gateway.model.script.append(calls("look"))
         await gateway.say("q", chat=GROUP)
         await gateway.until_rows("SELECT 1 FROM tool_runs")
@@ -405,52 +380,48 @@ async def test_a_steer_whose_sender_was_removed_from_the_configuration_does_not_
             assert (await gateway.replies(3, GROUP))[1:] == ["echo: q", TURNED_AWAY]
             return
     gate.set()
-    async with serving(store, tmp_path, adapter=gateway.adapter, tools=tools, access={"admins": []}) as again:
+    async with serve(adapter=gateway.adapter, tools=tools, access={"admins": []}) as again:
         assert (await again.replies(3, GROUP))[1:] == ["echo: q", TURNED_AWAY]
 
 
-async def test_a_steer_without_a_turn_is_a_message(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        assert await gateway.ask("/steer hello") == "echo: hello"
+async def test_a_steer_without_a_turn_is_a_message(gateway: TestGateway) -> None:
+    assert await gateway.ask("/steer hello") == "echo: hello"
 
 
 # ---- groups
 
 
-async def test_in_a_group_only_the_starter_or_an_admin_stops(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await hanging(gateway, "ann asks", chat=GROUP)
-        assert "Only the person who started" in await _said(gateway, "/stop", BOB)
-        assert gateway.model.running == 1
-        assert await _said(gateway, "/stop", BOSS) == "Stopped."
-        await eventually(lambda: gateway.model.running == 0, "the model is let go")
-        await gateway.quiet(GROUP)
-        assert await gateway.turns_of(GROUP) == [("stopped", "ann asks")]
+async def test_in_a_group_only_the_starter_or_an_admin_stops(gateway: TestGateway) -> None:
+    await hanging(gateway, "ann asks", chat=GROUP)
+    assert "Only the person who started" in await _said(gateway, "/stop", BOB)
+    assert gateway.model.running == 1
+    assert await _said(gateway, "/stop", BOSS) == "Stopped."
+    await eventually(lambda: gateway.model.running == 0, "the model is let go")
+    await gateway.quiet(GROUP)
+    assert await gateway.turns_of(GROUP) == [("stopped", "ann asks")]
 
 
-async def test_in_a_group_stop_all_drops_the_senders_messages_or_all_for_an_admin(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = await hanging(gateway, "ann asks", chat=GROUP)
-        await gateway.say("bob waits", chat=GROUP, sender=BOB)
-        await gateway.say("ann waits", chat=GROUP)
-        second = Hang()
-        gateway.model.script.append(second)
-        assert "Removed 1 message from the queue" in await _said(gateway, "/stop all", None)
-        await second.begun.wait()
-        assert asked(gateway.model.requests[-1])[-1] == "bob waits"
-        await gateway.say("ann waits again", chat=GROUP)
-        assert await _said(gateway, "/stop all", BOSS) == "Stopped. Removed 1 message from the queue."
-        assert not hang.released.is_set()
-        await gateway.quiet(GROUP)
+async def test_in_a_group_stop_all_drops_the_senders_messages_or_all_for_an_admin(gateway: TestGateway) -> None:
+    hang = await hanging(gateway, "ann asks", chat=GROUP)
+    await gateway.say("bob waits", chat=GROUP, sender=BOB)
+    await gateway.say("ann waits", chat=GROUP)
+    second = Hang()
+    gateway.model.script.append(second)
+    assert "Removed 1 message from the queue" in await _said(gateway, "/stop all", None)
+    await second.begun.wait()
+    assert asked(gateway.model.requests[-1])[-1] == "bob waits"
+    await gateway.say("ann waits again", chat=GROUP)
+    assert await _said(gateway, "/stop all", BOSS) == "Stopped. Removed 1 message from the queue."
+    assert not hang.released.is_set()
+    await gateway.quiet(GROUP)
 
 
-async def test_in_a_group_a_steer_from_another_person_waits(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = await hanging(gateway, "ann asks", chat=GROUP)
-        assert await _said(gateway, "/steer bob steers", BOB) == AFTER_THIS_ANSWER
-        hang.release()
-        await gateway.quiet(GROUP)
-        assert await gateway.turns_of(GROUP) == [("finished", "ann asks"), ("finished", "bob steers")]
+async def test_in_a_group_a_steer_from_another_person_waits(gateway: TestGateway) -> None:
+    hang = await hanging(gateway, "ann asks", chat=GROUP)
+    assert await _said(gateway, "/steer bob steers", BOB) == AFTER_THIS_ANSWER
+    hang.release()
+    await gateway.quiet(GROUP)
+    assert await gateway.turns_of(GROUP) == [("finished", "ann asks"), ("finished", "bob steers")]
 
 
 async def _said(gateway: TestGateway, text: str, sender: Sender | None) -> str:
@@ -463,54 +434,49 @@ async def _said(gateway: TestGateway, text: str, sender: Sender | None) -> str:
 # ---- pairing
 
 
-async def test_an_admin_approves_and_revokes_a_stranger(store: Store, tmp_path: Path) -> None:
-    eve_chat = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
-    async with serving(store, tmp_path) as gateway:
-        code = (await gateway.ask("hello", chat=eve_chat, sender=EVE)).split("`")[1]
-        listed = await gateway.ask("/pair list", chat=BOSS_CHAT, sender=BOSS)
-        assert EVE.ref in listed
-        assert code not in listed
-        assert "now has access" in await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
-        assert "You now have access" in (await gateway.replies(2, eve_chat))[1]
-        assert await gateway.ask("hello", chat=eve_chat, sender=EVE) == "echo: hello"
-        assert "not valid" in await gateway.ask(f"/pair approve {code} admin", chat=BOSS_CHAT, sender=BOSS)
-        hang = await hanging(gateway, "long", chat=eve_chat, sender=EVE)
-        assert "no longer has access" in await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
-        hang.release()
-        await gateway.quiet(eve_chat)
-        assert "do not have access yet" in await gateway.ask("again", chat=eve_chat, sender=EVE)
-        assert "/pair approve" in await gateway.ask("/pair what", chat=BOSS_CHAT, sender=BOSS)
+async def test_an_admin_approves_and_revokes_a_stranger(gateway: TestGateway) -> None:
+    code = (await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)).split("`")[1]
+    listed = await gateway.ask("/pair list", chat=BOSS_CHAT, sender=BOSS)
+    assert EVE.ref in listed
+    assert code not in listed
+    assert "now has access" in await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
+    assert "You now have access" in (await gateway.replies(2, EVE_CHAT))[1]
+    assert await gateway.ask("hello", chat=EVE_CHAT, sender=EVE) == "echo: hello"
+    assert "not valid" in await gateway.ask(f"/pair approve {code} admin", chat=BOSS_CHAT, sender=BOSS)
+    hang = await hanging(gateway, "long", chat=EVE_CHAT, sender=EVE)
+    assert "no longer has access" in await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
+    hang.release()
+    await gateway.quiet(EVE_CHAT)
+    assert "do not have access yet" in await gateway.ask("again", chat=EVE_CHAT, sender=EVE)
+    assert "/pair approve" in await gateway.ask("/pair what", chat=BOSS_CHAT, sender=BOSS)
 
 
-async def test_a_queued_command_is_refused_after_access_was_revoked(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = await hanging(gateway, "q", chat=GROUP)
-        await gateway.say("/title Ours", chat=GROUP, sender=BOB)
-        gateway.configure(
-            gateway.live.config.model_copy(
-                update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
-            )
+async def test_a_queued_command_is_refused_after_access_was_revoked(gateway: TestGateway) -> None:
+    hang = await hanging(gateway, chat=GROUP)
+    await gateway.say("/title Ours", chat=GROUP, sender=BOB)
+    gateway.configure(
+        gateway.live.config.model_copy(
+            update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
         )
-        hang.release()
-        replies = await gateway.replies(3, GROUP)
-        assert replies[-1] == "You no longer have access to this bot."
+    )
+    hang.release()
+    assert (await gateway.replies(3, GROUP))[-1] == "You no longer have access to this bot."
 
 
-async def test_a_queued_message_is_not_answered_after_access_was_revoked(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = await hanging(gateway, "q", chat=GROUP)
-        await gateway.say("one", chat=GROUP, sender=BOB)
-        await gateway.say("two", chat=GROUP, sender=BOB)
-        gateway.configure(
-            gateway.live.config.model_copy(
-                update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
-            )
+async def test_a_queued_message_is_not_answered_after_access_was_revoked(gateway: TestGateway) -> None:
+    hang = await hanging(gateway, chat=GROUP)
+    await gateway.say("one", chat=GROUP, sender=BOB)
+    await gateway.say("two", chat=GROUP, sender=BOB)
+    gateway.configure(
+        gateway.live.config.model_copy(
+            update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
         )
-        hang.release()
-        assert await gateway.replies(2, GROUP) == ["finally", TURNED_AWAY]
-        await gateway.ask("three", chat=GROUP)
-        assert gateway.model.heard[-1] == ["three"]
-        assert (await gateway.inbox_states())[1:3] == ["dropped", "dropped"]
+    )
+    hang.release()
+    assert await gateway.replies(2, GROUP) == ["finally", TURNED_AWAY]
+    await gateway.ask("three", chat=GROUP)
+    assert gateway.model.heard[-1] == ["three"]
+    assert (await gateway.inbox_states())[1:3] == ["dropped", "dropped"]
 
 
 # ---- replays, crashes
@@ -535,49 +501,47 @@ def test_the_replay_tests_cover_every_command() -> None:
 
 
 @pytest.mark.parametrize("line", EVERY_COMMAND)
-async def test_a_replayed_command_does_nothing(store: Store, tmp_path: Path, line: str) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("one", sender=BOSS)
-        [(old,)] = await gateway.rows("SELECT key FROM sessions")
-        await gateway.ask("/new", sender=BOSS)
-        await gateway.ask("two", sender=BOSS)
-        command = gateway.message(line.format(old=old[:8]), sender=BOSS)
+async def test_a_replayed_command_does_nothing(gateway: TestGateway, line: str) -> None:
+    await gateway.ask("one", sender=BOSS)
+    [(old,)] = await gateway.rows("SELECT key FROM sessions")
+    await gateway.ask("/new", sender=BOSS)
+    await gateway.ask("two", sender=BOSS)
+    command = gateway.message(line.format(old=old[:8]), sender=BOSS)
+    await gateway.intake.accept(command)
+    await gateway.replies(4)
+    tables = ["sessions", "view_edits", "turns", "outbox", "messages", "inbox"]
+
+    async def everything() -> list[object]:
+        return [await gateway.rows(f"SELECT * FROM {table}") for table in tables]
+
+    before = await everything()
+    sent = len(gateway.adapter.requests)
+    for _ in range(3):
         await gateway.intake.accept(command)
-        await gateway.replies(4)
-        tables = ["sessions", "view_edits", "turns", "outbox", "messages", "inbox"]
-
-        async def everything() -> list[object]:
-            return [await gateway.rows(f"SELECT * FROM {table}") for table in tables]
-
-        before = await everything()
-        sent = len(gateway.adapter.requests)
-        for _ in range(3):
-            await gateway.intake.accept(command)
-        await settled()
-        assert await everything() == before
-        assert len(gateway.adapter.requests) == sent
+    await settled()
+    assert await everything() == before
+    assert len(gateway.adapter.requests) == sent
 
 
-async def test_a_replayed_stop_does_not_stop_the_next_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await hanging(gateway)
-        stop = await gateway.say("/stop")
-        await gateway.quiet()
-        later = await hanging(gateway, "next")
-        await gateway.intake.accept(stop)
-        await settled()
-        assert gateway.model.running == 1
-        later.release()
-        await gateway.quiet()
+async def test_a_replayed_stop_does_not_stop_the_next_turn(gateway: TestGateway) -> None:
+    await hanging(gateway)
+    stop = await gateway.say("/stop")
+    await gateway.quiet()
+    later = await hanging(gateway, "next")
+    await gateway.intake.accept(stop)
+    await settled()
+    assert gateway.model.running == 1
+    later.release()
+    await gateway.quiet()
 
 
-async def test_a_command_stored_before_a_crash_runs_at_the_next_start(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
+async def test_a_command_stored_before_a_crash_runs_at_the_next_start(serve: Serve) -> None:
+    async with serve() as gateway:
         await hanging(gateway)
         gateway.commands.run_soon = lambda _inbox_id: None  # type: ignore[method-assign, assignment]
         await gateway.say("/stop")
         await gateway.say("/new")
-    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+    async with serve(adapter=gateway.adapter) as again:
         await again.quiet()
         texts = again.adapter.texts()
         assert texts[0] == "Stopped."
@@ -586,7 +550,7 @@ async def test_a_command_stored_before_a_crash_runs_at_the_next_start(store: Sto
         assert await again.turns_of() == [("stopped", "q")]
 
 
-async def test_a_crashing_command_gets_an_error_reply_and_blocks_no_chat(store: Store, tmp_path: Path) -> None:
+async def test_a_crashing_command_gets_an_error_reply_and_blocks_no_chat(serve: Serve) -> None:
     async def crash(_request: CommandRequest) -> CommandResult:
         raise ValueError("bug")
 
@@ -601,7 +565,7 @@ async def test_a_crashing_command_gets_an_error_reply_and_blocks_no_chat(store: 
             Command(name="clang", kind=CommandKind.READ, description="x", handler=crash_inside),
         ]
     )
-    async with serving(store, tmp_path, registry=broken) as gateway:
+    async with serve(registry=broken) as gateway:
         for line in ("/boom", "/bang", "/clang"):
             assert await gateway.ask(line) == CRASH_SENTENCE
         assert await gateway.ask("hello") == "echo: hello"
@@ -609,7 +573,7 @@ async def test_a_crashing_command_gets_an_error_reply_and_blocks_no_chat(store: 
 
 
 async def test_a_cancelled_command_ends_even_if_its_last_step_hangs(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.commands.runner.LAST_SECONDS", 0.05)
     storing, stored, last = threading.Event(), threading.Event(), asyncio.Event()
@@ -627,7 +591,7 @@ async def test_a_cancelled_command_ends_even_if_its_last_step_hangs(
         return CommandResult(apply=apply, after=never_end)
 
     registry = CommandRegistry([Command(name="last", kind=CommandKind.READ, description="x", handler=handle)])
-    async with serving(store, tmp_path, registry=registry) as gateway:
+    async with serve(registry=registry) as gateway:
         await gateway.say("/last")
         await eventually(storing.is_set, "it is being stored")
         async with asyncio.timeout(30):

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,17 @@ from tests.gateway.helpers import (
     human_texts,
     settled,
 )
-from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, say_much, talking
+from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, Talk, say_much, talking
 from tests.hermes_state.rows import finish
 
 COUNT = 24
 EVENTS = "SELECT layer, outcome, focus, summary_kind FROM compressions ORDER BY id"
+
+
+@pytest.fixture
+async def gateway(talk: Talk) -> AsyncIterator[TestGateway]:
+    async with talk(count=COUNT) as running:
+        yield running
 
 
 async def view_of(gateway: TestGateway) -> Transcript:
@@ -46,8 +53,7 @@ async def view_of(gateway: TestGateway) -> Transcript:
 async def compress(gateway: TestGateway, argument: str = "") -> str:
     """Send a `/compress` and return its final reply."""
     before = len(gateway.adapter.texts())
-    await gateway.say(f"/compress {argument}".strip())
-    await gateway.quiet()
+    await gateway.tell(f"/compress {argument}".strip())
     await eventually(lambda: len(gateway.adapter.texts()) > before, "an answer")
     shown = gateway.adapter.texts()[before:]
     assert shown[:-1] in ([], [STARTED]), shown
@@ -67,86 +73,72 @@ async def dump(gateway: TestGateway) -> str:
 # ---- plain
 
 
-async def test_the_reply_shows_sizes_the_summary_model_and_the_new_id(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        told = await compress(gateway)
-        messages = re.search(r"^Compressed: (\d+) → (\d+) messages$", told, re.MULTILINE)
-        assert messages is not None
-        assert int(messages[1]) == 2 * COUNT
-        assert int(messages[2]) == len(await view_of(gateway)) < 2 * COUNT
-        tokens = re.search(r"^Next prompt \(estimate\): about ([\d,]+) → ([\d,]+) tokens$", told, re.MULTILINE)
-        assert tokens is not None
-        before, after = (int(number.replace(",", "")) for number in tokens.groups())
-        assert after < before
-        assert "Summary written by scripted. It replaces " in told
-        [(key,)] = await gateway.rows("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
-        assert f"The conversation continues with the id `{key[:8]}`." in told
-        assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "model")]
-        assert gateway.adapter.texts()[-2] == STARTED
-        await gateway.ask("and now?")
-        assert any(row.origin is Origin.SUMMARY for row in model.turns[-1].transcript)
-        assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
+async def test_the_reply_shows_sizes_the_summary_model_and_the_new_id(
+    gateway: TestGateway, model: CountingModel
+) -> None:
+    told = await compress(gateway)
+    messages = re.search(r"^Compressed: (\d+) → (\d+) messages$", told, re.MULTILINE)
+    assert messages is not None
+    assert int(messages[1]) == 2 * COUNT
+    assert int(messages[2]) == len(await view_of(gateway)) < 2 * COUNT
+    tokens = re.search(r"^Next prompt \(estimate\): about ([\d,]+) → ([\d,]+) tokens$", told, re.MULTILINE)
+    assert tokens is not None
+    before, after = (int(number.replace(",", "")) for number in tokens.groups())
+    assert after < before
+    assert "Summary written by scripted. It replaces " in told
+    [(key,)] = await gateway.rows("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
+    assert f"The conversation continues with the id `{key[:8]}`." in told
+    assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "model")]
+    assert gateway.adapter.texts()[-2] == STARTED
+    await gateway.ask("and now?")
+    assert any(row.origin is Origin.SUMMARY for row in model.turns[-1].transcript)
+    assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
+    assert not any("/compress" in (row.text or "") for request in model.turns for row in request.transcript)
+    assert await gateway.rows("SELECT 1 FROM messages WHERE text LIKE '/compress%'") == []
 
 
-async def test_the_compress_command_is_never_sent_to_the_model(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        await compress(gateway, "the boats")
-        await gateway.ask("and now?")
-        assert not any("/compress" in (row.text or "") for request in model.turns for row in request.transcript)
-        [(count,)] = await gateway.rows("SELECT count(*) FROM messages WHERE text LIKE '/compress%'")
-        assert count == 0
+async def test_a_second_compression_counts_the_messages_of_earlier_summaries(gateway: TestGateway) -> None:
+    first = re.search(r"It replaces (\d+) messages for the model\.", await compress(gateway))
+    assert first is not None
+    await say_much(gateway, range(COUNT, 2 * COUNT))
+    told = await compress(gateway)
+    second = re.search(r"It replaces (\d+) messages for the model \((\d+) including earlier summaries\)", told)
+    assert second is not None, told
+    assert int(second[2]) == int(first[1]) + int(second[1])
+    [summary] = [row for row in await view_of(gateway) if row.origin is Origin.SUMMARY]
+    assert f"Stands for {second[2]} messages" in (summary.text or "")
 
 
-async def test_a_second_compression_counts_the_messages_of_earlier_summaries(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        first = re.search(r"It replaces (\d+) messages for the model\.", await compress(gateway))
-        assert first is not None
-        await say_much(gateway, range(COUNT, 2 * COUNT))
-        told = await compress(gateway)
-        second = re.search(r"It replaces (\d+) messages for the model \((\d+) including earlier summaries\)", told)
-        assert second is not None, told
-        assert int(second[2]) == int(first[1]) + int(second[1])
-        [summary] = [row for row in await view_of(gateway) if row.origin is Origin.SUMMARY]
-        assert f"Stands for {second[2]} messages" in (summary.text or "")
-
-
-async def test_a_compression_that_cannot_help_makes_no_model_call(store: Store, tmp_path: Path) -> None:
+async def test_a_compression_that_cannot_help_makes_no_model_call(gateway: TestGateway, model: CountingModel) -> None:
     """A summary updated with a few words is as long as before."""
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        assert "Compressed: " in await compress(gateway)
-        await gateway.ask("and now?")
-        before = await dump(gateway)
-        for argument in ("preview", "", "here 1", "the boats"):
-            told = await compress(gateway, argument)
-            assert "Nothing could be compressed: " in told, argument
-        assert STARTED not in gateway.adapter.texts()[-3:]
-        assert len(model.summaries) == 1
-        assert await dump(gateway) == before
+    assert "Compressed: " in await compress(gateway)
+    await gateway.ask("and now?")
+    before = await dump(gateway)
+    for argument in ("preview", "", "here 1", "the boats"):
+        told = await compress(gateway, argument)
+        assert "Nothing could be compressed: " in told, argument
+    assert STARTED not in gateway.adapter.texts()[-3:]
+    assert len(model.summaries) == 1
+    assert await dump(gateway) == before
 
 
-async def test_a_manual_compression_logs_like_other_layers(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        with capture_logs() as said_in_log:
-            model.summary = AuthRejected("401")
-            await compress(gateway)
-            model.summary = answer(SUMMARY)
-            await compress(gateway)
-            await compress(gateway)
-        lines = [line for line in said_in_log if line.get("layer") == "manual"]
-        names = [line["event"] for line in lines if line["event"] != "compression.planned"]
-        assert names == [
-            "compression.summary_failed",
-            "compression.aborted",
-            "session.compressed",
-            "compression.not_needed",
-        ]
-        compressed = next(line for line in lines if line["event"] == "session.compressed")
-        assert compressed["tokens_after"] < compressed["tokens_before"]
+async def test_a_manual_compression_logs_like_other_layers(gateway: TestGateway, model: CountingModel) -> None:
+    with capture_logs() as said_in_log:
+        model.summary = AuthRejected("401")
+        await compress(gateway)
+        model.summary = answer(SUMMARY)
+        await compress(gateway)
+        await compress(gateway)
+    lines = [line for line in said_in_log if line.get("layer") == "manual"]
+    names = [line["event"] for line in lines if line["event"] != "compression.planned"]
+    assert names == [
+        "compression.summary_failed",
+        "compression.aborted",
+        "session.compressed",
+        "compression.not_needed",
+    ]
+    compressed = next(line for line in lines if line["event"] == "session.compressed")
+    assert compressed["tokens_after"] < compressed["tokens_before"]
 
 
 # ---- the argument
@@ -166,75 +158,64 @@ async def test_a_manual_compression_logs_like_other_layers(store: Store, tmp_pat
         ("数据库", "数据库"),
     ],
 )
-async def test_any_other_argument_is_the_focus(store: Store, tmp_path: Path, argument: str, focus: str) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        told = await compress(gateway, argument)
-        assert f"with the focus “{focus}”" in told
-        assert await gateway.rows(EVENTS) == [("manual", "compressed", focus, "model")]
-        [summary] = model.summaries
-        asked_for = summary.transcript[-1].text or ""
-        assert asked_for.rfind(focus) > asked_for.rfind("TICKET-"), "the focus comes last"
+async def test_any_other_argument_is_the_focus(
+    gateway: TestGateway, model: CountingModel, argument: str, focus: str
+) -> None:
+    assert f"with the focus “{focus}”" in await compress(gateway, argument)
+    assert await gateway.rows(EVENTS) == [("manual", "compressed", focus, "model")]
+    [summary] = model.summaries
+    asked_for = summary.transcript[-1].text or ""
+    assert asked_for.rfind(focus) > asked_for.rfind("TICKET-"), "the focus comes last"
 
 
-async def test_a_secret_in_the_focus_is_redacted_everywhere(store: Store, tmp_path: Path) -> None:
+async def test_a_secret_in_the_focus_is_redacted_everywhere(gateway: TestGateway, model: CountingModel) -> None:
     secret = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789ABCD"
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        told = await compress(gateway, f"the key {secret}")
-        assert "the key" in told
-        assert secret not in told
-        assert secret not in str(model.summaries)
-        assert secret not in str(await gateway.rows("SELECT * FROM compressions"))
+    told = await compress(gateway, f"the key {secret}")
+    assert "the key" in told
+    assert secret not in told
+    assert secret not in str(model.summaries)
+    assert secret not in str(await gateway.rows("SELECT * FROM compressions"))
 
 
-async def test_here_n_keeps_only_the_n_newest_messages(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        before = await view_of(gateway)
-        told = await compress(gateway, "here 4")
-        assert "Compressed: " in told
-        after = await view_of(gateway)
-        index = next(index for index, row in enumerate(after) if row.origin is Origin.SUMMARY)
-        assert after[index + 1 :] == before[-8:]
-        assert said(after[index + 1 :]) == [f"TICKET-{number}" for number in range(COUNT - 4, COUNT)]
+async def test_here_n_keeps_only_the_n_newest_messages(gateway: TestGateway) -> None:
+    before = await view_of(gateway)
+    assert "Compressed: " in await compress(gateway, "here 4")
+    after = await view_of(gateway)
+    index = next(index for index, row in enumerate(after) if row.origin is Origin.SUMMARY)
+    assert after[index + 1 :] == before[-8:]
+    assert said(after[index + 1 :]) == [f"TICKET-{number}" for number in range(COUNT - 4, COUNT)]
 
 
-async def test_here_n_requires_at_least_one(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        before = await dump(gateway)
-        assert "at least 1" in await compress(gateway, "here 0")
-        assert "Nothing could be compressed" in await compress(gateway, "HERE 900")
-        assert await dump(gateway) == before
-        assert model.summaries == []
+async def test_here_n_requires_at_least_one(gateway: TestGateway, model: CountingModel) -> None:
+    before = await dump(gateway)
+    assert "at least 1" in await compress(gateway, "here 0")
+    assert "Nothing could be compressed" in await compress(gateway, "HERE 900")
+    assert await dump(gateway) == before
+    assert model.summaries == []
 
 
 @pytest.mark.parametrize("word", ["preview", "PREVIEW", " preview "])
-async def test_preview_describes_the_compression_and_changes_nothing(store: Store, tmp_path: Path, word: str) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        before, calls = await dump(gateway), len(model.requests)
-        told = await compress(gateway, word)
-        assert await dump(gateway) == before
-        assert len(model.requests) == calls
-        counts = re.search(r"summarise (\d+) messages\. It would keep the first (\d+) and the newest (\d+)", told)
-        assert counts is not None
-        assert "(estimate)" in told
-        assert told.endswith("for the summary.\nNothing was changed."), "there is no tool result to shorten"
-        middle, head, tail = map(int, counts.groups())
-        assert middle + head + tail == 2 * COUNT
-        done = await compress(gateway)
-        assert f"replaces {middle:,} messages" in done
-        assert f"{2 * COUNT} → {head + 1 + tail} messages" in done
+async def test_preview_describes_the_compression_and_changes_nothing(
+    gateway: TestGateway, model: CountingModel, word: str
+) -> None:
+    before, calls = await dump(gateway), len(model.requests)
+    told = await compress(gateway, word)
+    assert await dump(gateway) == before
+    assert len(model.requests) == calls
+    counts = re.search(r"summarise (\d+) messages\. It would keep the first (\d+) and the newest (\d+)", told)
+    assert counts is not None
+    assert "(estimate)" in told
+    assert told.endswith("for the summary.\nNothing was changed."), "there is no tool result to shorten"
+    middle, head, tail = map(int, counts.groups())
+    assert middle + head + tail == 2 * COUNT
+    done = await compress(gateway)
+    assert f"replaces {middle:,} messages" in done
+    assert f"{2 * COUNT} → {head + 1 + tail} messages" in done
 
 
 @pytest.mark.parametrize("count", [10, 25, 27, 34])
-async def test_a_conversation_that_fits_into_the_tail_is_still_compressed(
-    store: Store, tmp_path: Path, count: int
-) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=count) as gateway:
+async def test_a_conversation_that_fits_into_the_tail_is_still_compressed(talk: Talk, count: int) -> None:
+    async with talk(count=count) as gateway:
         before = len(await view_of(gateway))
         assert "Compressed: " in await compress(gateway)
         assert len(await view_of(gateway)) < before
@@ -245,10 +226,9 @@ async def test_a_conversation_that_fits_into_the_tail_is_still_compressed(
 
 @pytest.mark.parametrize("argument", ["", "the boats", "here 2", "preview"])
 async def test_a_short_conversation_is_refused_without_a_model_call(
-    store: Store, tmp_path: Path, argument: str
+    talk: Talk, model: CountingModel, argument: str
 ) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model) as gateway:
+    async with talk() as gateway:
         assert await compress(gateway, argument) == "This chat has no conversation yet."
         await gateway.ask("hello")
         before = await dump(gateway)
@@ -261,19 +241,19 @@ async def test_a_short_conversation_is_refused_without_a_model_call(
 
 
 @pytest.mark.parametrize("failure", [AuthRejected("401"), ModelTimeout("slow")])
-async def test_a_provider_failure_changes_nothing(store: Store, tmp_path: Path, failure: ModelError) -> None:
-    model = CountingModel()
+async def test_a_provider_failure_changes_nothing(
+    gateway: TestGateway, model: CountingModel, failure: ModelError
+) -> None:
     model.summary = failure
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        before = await view_of(gateway)
-        told = await compress(gateway)
-        assert told.startswith("Not compressed; nothing was changed")
-        assert len(told.splitlines()) >= 2, "and why"
-        assert "401" not in told
-        assert await view_of(gateway) == before
-        assert [row[1] for row in await gateway.rows(EVENTS)] == ["aborted"]
-        model.summary = answer(SUMMARY)
-        assert "Compressed: " in await compress(gateway), "asking again tries again at once"
+    before = await view_of(gateway)
+    told = await compress(gateway)
+    assert told.startswith("Not compressed; nothing was changed")
+    assert len(told.splitlines()) >= 2, "and why"
+    assert "401" not in told
+    assert await view_of(gateway) == before
+    assert [row[1] for row in await gateway.rows(EVENTS)] == ["aborted"]
+    model.summary = answer(SUMMARY)
+    assert "Compressed: " in await compress(gateway), "asking again tries again at once"
 
 
 @pytest.mark.parametrize(
@@ -285,23 +265,22 @@ async def test_a_provider_failure_changes_nothing(store: Store, tmp_path: Path, 
         answer("garbage " * 200),
     ],
 )
-async def test_an_unusable_summary_is_replaced_by_a_rule_based_one(store: Store, tmp_path: Path, reply: Step) -> None:
-    model = CountingModel()
+async def test_an_unusable_summary_is_replaced_by_a_rule_based_one(
+    gateway: TestGateway, model: CountingModel, reply: Step
+) -> None:
     model.summary = reply
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        told = await compress(gateway)
-        assert "Compressed: " in told
-        assert "No model could write a summary (" in told
-        assert "so I made a list of the key points without a model" in told
-        assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "deterministic")]
-        await gateway.ask("and now?")
-        assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
+    told = await compress(gateway)
+    assert "Compressed: " in told
+    assert "No model could write a summary (" in told
+    assert "so I made a list of the key points without a model" in told
+    assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "deterministic")]
+    await gateway.ask("and now?")
+    assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
 
 
-async def test_manual_compression_works_when_automatic_compression_is_off(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
+async def test_manual_compression_works_when_automatic_compression_is_off(talk: Talk) -> None:
     settings = ContextSettings(enabled=False)
-    async with talking(store, tmp_path, model, length=8_192, context=settings, count=36) as gateway:
+    async with talk(length=8_192, context=settings, count=36) as gateway:
         assert await gateway.rows(EVENTS) == []
         assert "Compressed: " in await compress(gateway)
 
@@ -309,42 +288,40 @@ async def test_manual_compression_works_when_automatic_compression_is_off(store:
 # ---- while it works
 
 
-async def test_commands_are_answered_while_the_summary_hangs(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        model.summary = hang = Hang(says="", text=SUMMARY)
-        await gateway.say("/compress")
-        await eventually(lambda: gateway.adapter.texts()[-1] == STARTED, "acknowledged")
-        await hang.begun.wait()
-        await gateway.say("/status")
-        await eventually(lambda: "Context" in gateway.adapter.texts()[-1], "/status")
-        await gateway.say("said meanwhile")
-        await asyncio.sleep(0.05)
-        assert not any("meanwhile" in text for text in gateway.adapter.texts())
-        hang.release()
-        await eventually(lambda: "echo: said meanwhile" in gateway.adapter.texts(), "the message is answered")
-        told = next(at for at, text in enumerate(gateway.adapter.texts()) if text.startswith("Compressed: "))
-        assert told < gateway.adapter.texts().index("echo: said meanwhile")
-        assert any(row.origin is Origin.SUMMARY for row in model.turns[-1].transcript)
+async def test_commands_are_answered_while_the_summary_hangs(gateway: TestGateway, model: CountingModel) -> None:
+    model.summary = hang = Hang(says="", text=SUMMARY)
+    await gateway.say("/compress")
+    await eventually(lambda: gateway.adapter.texts()[-1] == STARTED, "acknowledged")
+    await hang.begun.wait()
+    await gateway.say("/status")
+    await eventually(lambda: "Context" in gateway.adapter.texts()[-1], "/status")
+    await gateway.say("said meanwhile")
+    await asyncio.sleep(0.05)
+    assert not any("meanwhile" in text for text in gateway.adapter.texts())
+    hang.release()
+    await eventually(lambda: "echo: said meanwhile" in gateway.adapter.texts(), "the message is answered")
+    told = next(at for at, text in enumerate(gateway.adapter.texts()) if text.startswith("Compressed: "))
+    assert told < gateway.adapter.texts().index("echo: said meanwhile")
+    assert any(row.origin is Origin.SUMMARY for row in model.turns[-1].transcript)
 
 
-async def test_stop_cancels_a_hanging_summary_and_the_chat_continues(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        before = await view_of(gateway)
-        model.summary = hang = Hang(says="")
-        await gateway.say("/compress")
-        await hang.begun.wait()
-        await gateway.say("said meanwhile")
-        await gateway.say("/stop")
-        await eventually(lambda: any("Stopped." in text for text in gateway.adapter.texts()), "/stop")
-        await eventually(lambda: "echo: said meanwhile" in gateway.adapter.texts(), "the message is answered")
-        assert STOPPED in gateway.adapter.texts()
-        assert (await view_of(gateway))[: len(before)] == before
-        assert await gateway.rows(EVENTS) == []
-        model.summary = answer(SUMMARY)
-        assert "Compressed: " in await compress(gateway)
-        assert (await gateway.ask("/stop")).startswith("Nothing was running")
+async def test_stop_cancels_a_hanging_summary_and_the_chat_continues(
+    gateway: TestGateway, model: CountingModel
+) -> None:
+    before = await view_of(gateway)
+    model.summary = hang = Hang(says="")
+    await gateway.say("/compress")
+    await hang.begun.wait()
+    await gateway.say("said meanwhile")
+    await gateway.say("/stop")
+    await eventually(lambda: any("Stopped." in text for text in gateway.adapter.texts()), "/stop")
+    await eventually(lambda: "echo: said meanwhile" in gateway.adapter.texts(), "the message is answered")
+    assert STOPPED in gateway.adapter.texts()
+    assert (await view_of(gateway))[: len(before)] == before
+    assert await gateway.rows(EVENTS) == []
+    model.summary = answer(SUMMARY)
+    assert "Compressed: " in await compress(gateway)
+    assert (await gateway.ask("/stop")).startswith("Nothing was running")
 
 
 class SlowStop:
@@ -395,9 +372,8 @@ async def test_a_late_stop_for_a_turn_does_not_cancel_the_next_compression(store
         await eventually(lambda: "Compressed: " in str(gateway.adapter.texts()), "the compression")
 
 
-async def test_in_a_group_only_the_sender_or_an_admin_stops_a_compression(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model) as gateway:
+async def test_in_a_group_only_the_sender_or_an_admin_stops_a_compression(talk: Talk, model: CountingModel) -> None:
+    async with talk() as gateway:
         for number in range(COUNT):
             await gateway.ask(f"TICKET-{number}. {WORDS}", chat=GROUP)
         model.summary = hang = Hang(says="")
@@ -415,66 +391,57 @@ def visible(rows: Transcript) -> list[Message]:
     return [row for row in rows if row.origin in (Origin.HUMAN, Origin.ASSISTANT)]
 
 
-async def test_compress_undo_restores_the_view_and_keeps_later_messages(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        before = await view_of(gateway)
-        await compress(gateway)
-        await gateway.ask("said since")
-        told = await compress(gateway, "undo")
-        after = await view_of(gateway)
-        assert after[: len(before)] == before
-        assert said(after)[-1] == "said since"
-        assert f"{len(after)} messages" in told
-        [(key,)] = await gateway.rows("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
-        assert f"`{key[:8]}`" in told
-        assert "no compression" in await compress(gateway, "undo")
-        reasons = await gateway.rows("SELECT end_reason FROM sessions ORDER BY id")
-        assert reasons == [("compression",), ("undo",), (None,)]
-        await gateway.ask("and now?")
-        assert len(model.turns[-1].transcript) == len(after) + 1
+async def test_compress_undo_restores_the_view_and_keeps_later_messages(
+    gateway: TestGateway, model: CountingModel
+) -> None:
+    before = await view_of(gateway)
+    await compress(gateway)
+    await gateway.ask("said since")
+    told = await compress(gateway, "undo")
+    after = await view_of(gateway)
+    assert (after[: len(before)], said(after)[-1]) == (before, "said since")
+    assert f"{len(after)} messages" in told
+    [(key,)] = await gateway.rows("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
+    assert f"`{key[:8]}`" in told
+    assert "no compression" in await compress(gateway, "undo")
+    assert await gateway.rows("SELECT end_reason FROM sessions ORDER BY id") == [("compression",), ("undo",), (None,)]
+    await gateway.ask("and now?")
+    assert len(model.turns[-1].transcript) == len(after) + 1
 
 
-async def test_two_compressions_are_undone_one_at_a_time(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        first = await view_of(gateway)
-        await compress(gateway)
-        for number in range(12):
-            await gateway.ask(f"MORE-{number}. {WORDS}")
-        second = await view_of(gateway)
-        await compress(gateway, "here 2")
-        assert len(await view_of(gateway)) < len(second)
-        assert "Compression undone" in await compress(gateway, "undo")
-        assert await view_of(gateway) == second
-        assert "Compression undone" in await compress(gateway, "UNDO")
-        assert (await view_of(gateway))[: len(first)] == first
-        assert said(await view_of(gateway))[-1] == "MORE-11"
-        assert "no compression" in await compress(gateway, "undo")
+async def test_two_compressions_are_undone_one_at_a_time(gateway: TestGateway) -> None:
+    first = await view_of(gateway)
+    await compress(gateway)
+    for number in range(12):
+        await gateway.ask(f"MORE-{number}. {WORDS}")
+    second = await view_of(gateway)
+    await compress(gateway, "here 2")
+    assert len(await view_of(gateway)) < len(second)
+    assert "Compression undone" in await compress(gateway, "undo")
+    assert await view_of(gateway) == second
+    assert "Compression undone" in await compress(gateway, "UNDO")
+    assert (await view_of(gateway))[: len(first)] == first
+    assert said(await view_of(gateway))[-1] == "MORE-11"
+    assert "no compression" in await compress(gateway, "undo")
 
 
-async def test_after_compress_undo_hygiene_waits_while_the_prompt_fits(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
+async def test_after_compress_undo_hygiene_waits_while_the_prompt_fits(talk: Talk, model: CountingModel) -> None:
     settings = ContextSettings(hard_message_limit=50)
-    async with talking(store, tmp_path, model, context=settings, count=25) as gateway:
+    async with talk(context=settings, count=25) as gateway:
         whole = await view_of(gateway)
-        await gateway.say("one too many")
-        await gateway.quiet()
+        await gateway.tell("one too many")
         assert await gateway.rows(EVENTS) == [("hygiene", "compressed", None, "model")]
-        told = await compress(gateway, "undo")
-        assert "Compression undone: I see 52 messages again" in told
+        assert "Compression undone: I see 52 messages again" in await compress(gateway, "undo")
         assert (await view_of(gateway))[:50] == whole
         await gateway.ask("still more")
         assert len(await gateway.rows(EVENTS)) == 1, "it waits"
         for number in range(8):
-            await gateway.say(f"MORE-{number}. {WORDS}")
-            await gateway.quiet()
+            await gateway.tell(f"MORE-{number}. {WORDS}")
         assert len(await gateway.rows(EVENTS)) == 1, "it waits although it has grown"
 
 
-async def test_compress_undo_is_refused_if_the_view_no_longer_fits(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, length=8_192, count=20) as gateway:
+async def test_compress_undo_is_refused_if_the_view_no_longer_fits(talk: Talk) -> None:
+    async with talk(length=8_192, count=20) as gateway:
         await compress(gateway)
         for number in range(24):
             await gateway.ask(f"MORE-{number}. {WORDS}")
@@ -491,30 +458,21 @@ async def test_compress_undo_is_refused_if_the_view_no_longer_fits(store: Store,
         assert (await gateway.ask("and now?")).startswith("echo: and now?")
 
 
-async def test_compress_undo_without_a_compression_is_refused(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=2) as gateway:
-        assert "no compression" in await compress(gateway, "undo")
-
-
-async def test_undo_reaches_back_only_to_the_summary(store: Store, tmp_path: Path) -> None:
+async def test_undo_reaches_back_only_to_the_summary(gateway: TestGateway) -> None:
     """The kept head, before the summary, is not part of "the last three"."""
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        await compress(gateway, "here 2")
-        before = await view_of(gateway)
-        told = await gateway.ask("/undo 3")
-        assert told.startswith("Undid 2 exchanges, starting with “TICKET-22.")
-        assert "`/compress undo`" in told
-        assert await view_of(gateway) == before[:-4]
-        assert "`/compress undo`" in await gateway.ask("/undo")
-        assert await view_of(gateway) == before[:-4]
-        assert "Compression undone" in await compress(gateway, "undo")
-        assert "Undid 1 exchange, starting with “TICKET-21." in await gateway.ask("/undo")
+    await compress(gateway, "here 2")
+    before = await view_of(gateway)
+    told = await gateway.ask("/undo 3")
+    assert told.startswith("Undid 2 exchanges, starting with “TICKET-22.")
+    assert "`/compress undo`" in told
+    assert await view_of(gateway) == before[:-4]
+    assert "`/compress undo`" in await gateway.ask("/undo")
+    assert await view_of(gateway) == before[:-4]
+    assert "Compression undone" in await compress(gateway, "undo")
+    assert "Undid 1 exchange, starting with “TICKET-21." in await gateway.ask("/undo")
 
 
-async def test_compression_keeps_the_message_count(store: Store, tmp_path: Path) -> None:
-    async with talking(store, tmp_path, CountingModel(), count=COUNT) as gateway:
-        await compress(gateway)
-        assert f"{2 * COUNT} messages" in await gateway.ask("/status")
-        assert "goes back to the previous one" in await gateway.ask("/new")
+async def test_compression_keeps_the_message_count(gateway: TestGateway) -> None:
+    await compress(gateway)
+    assert f"{2 * COUNT} messages" in await gateway.ask("/status")
+    assert "goes back to the previous one" in await gateway.ask("/new")

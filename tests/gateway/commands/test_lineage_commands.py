@@ -2,7 +2,6 @@
 
 import re
 import sqlite3
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,8 @@ from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import ChatKey, MessageRole, Millis, Origin
 from tests.databases import sqlite_only
-from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, PLATFORM, TestGateway, serving
+from tests.gateway.helpers import ANN, BOSS, BOSS_CHAT, DIRECT, GROUP, Serve, TestGateway
 
-BOSS_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="9")
 KEY = "sk-abcdefghij0123456789"
 
 
@@ -75,107 +73,99 @@ def buttons(gateway: TestGateway) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("line", ["/lineage", "/search door", "/session m1"])
-async def test_lookup_commands_are_for_admins_only(store: Store, tmp_path: Path, line: str) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("the red door")
-        assert await gateway.ask(line) == f"Only admins can use {line.split()[0]}."
+async def test_lookup_commands_are_for_admins_only(gateway: TestGateway, line: str) -> None:
+    await gateway.ask("the red door")
+    assert await gateway.ask(line) == f"Only admins can use {line.split()[0]}."
 
 
-async def test_lineage_shows_how_each_session_began_and_ended(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        assert await ask_boss(gateway, "/lineage") == "This chat has no conversation yet."
-        await gateway.ask("one")
-        await compress(gateway, focus="the schema")
-        await gateway.ask("two")
+async def test_lineage_shows_how_each_session_began_and_ended(gateway: TestGateway) -> None:
+    assert await ask_boss(gateway, "/lineage") == "This chat has no conversation yet."
+    await gateway.ask("one")
+    await compress(gateway, focus="the schema")
+    await gateway.ask("two")
+    await undo(gateway)
+    said = await ask_boss(gateway, "/lineage telegram:1")
+    root, child, tip = await keys(gateway)
+    lines = [line for line in said.splitlines() if line.startswith("- ")]
+    assert [line.split("`")[1] for line in lines] == [key[:8] for key in (root, child, tip)]
+    assert "depth 0" in lines[0]
+    assert "2 messages" in lines[0]
+    assert f"(compression) → `{child[:8]}`" in lines[0]
+    made = "by in-loop compression (95,000 → 40,000 tokens, summary by small-model, focus “the schema”, undone"
+    assert made in lines[1]
+    assert f"(undo) → `{tip[:8]}`" in lines[1]
+    assert f"by undoing the compression that created `{child[:8]}`" in lines[2]
+    assert lines[2].endswith("open")
+    assert await ask_boss(gateway, f"/lineage {child}") == said
+    assert "No chat, session or message has the id" in await ask_boss(gateway, "/lineage telegram:777")
+
+
+async def test_each_undo_names_the_undone_compression(gateway: TestGateway) -> None:
+    await gateway.ask("one")
+    made = [await compress(gateway), await compress(gateway)]
+    for _ in made:
         await undo(gateway)
-        said = await ask_boss(gateway, "/lineage telegram:1")
-        root, child, tip = await keys(gateway)
-        lines = [line for line in said.splitlines() if line.startswith("- ")]
-        assert [line.split("`")[1] for line in lines] == [key[:8] for key in (root, child, tip)]
-        assert "depth 0" in lines[0]
-        assert "2 messages" in lines[0]
-        assert f"(compression) → `{child[:8]}`" in lines[0]
-        made = "by in-loop compression (95,000 → 40,000 tokens, summary by small-model, focus “the schema”, undone"
-        assert made in lines[1]
-        assert f"(undo) → `{tip[:8]}`" in lines[1]
-        assert f"by undoing the compression that created `{child[:8]}`" in lines[2]
-        assert lines[2].endswith("open")
-        assert await ask_boss(gateway, f"/lineage {child}") == said
-        assert "No chat, session or message has the id" in await ask_boss(gateway, "/lineage telegram:777")
-
-
-async def test_each_undo_names_the_undone_compression(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("one")
-        made = [await compress(gateway), await compress(gateway)]
-        for _ in made:
-            await undo(gateway)
-        said = await ask_boss(gateway, "/lineage telegram:1")
-        assert re.findall(r"by undoing the compression that created `(\w+)`", said) == [key[:8] for key in made[::-1]]
-        tip = (await keys(gateway))[-1]
-        assert f"created `{made[0][:8]}`; open" in await ask_boss(gateway, f"/session {tip}")
+    said = await ask_boss(gateway, "/lineage telegram:1")
+    assert re.findall(r"by undoing the compression that created `(\w+)`", said) == [key[:8] for key in made[::-1]]
+    tip = (await keys(gateway))[-1]
+    assert f"created `{made[0][:8]}`; open" in await ask_boss(gateway, f"/session {tip}")
 
 
 @pytest.mark.parametrize("option", ["chat", "role", "since"])
-async def test_a_search_option_without_a_value_is_refused(store: Store, tmp_path: Path, option: str) -> None:
-    async with serving(store, tmp_path) as gateway:
-        said = await ask_boss(gateway, f"/search door --{option}")
-        assert said.startswith(f"`--{option}` needs a value: ")
+async def test_a_search_option_without_a_value_is_refused(gateway: TestGateway, option: str) -> None:
+    assert (await ask_boss(gateway, f"/search door --{option}")).startswith(f"`--{option}` needs a value: ")
 
 
-async def test_a_search_hit_opens_its_session(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("the red door")
+async def test_a_search_hit_opens_its_session(gateway: TestGateway) -> None:
+    await gateway.ask("the red door")
+    await compress(gateway)
+    await gateway.ask("something else")
+    root, tip = await keys(gateway)
+    said = await ask_boss(gateway, "/search door --role user")
+    assert f"Ann in `telegram:1`, session `{root[:8]}`\nthe red door" in said
+    (command,) = buttons(gateway).values()
+    opened = await ask_boss(gateway, command)
+    assert f"Session `{root[:8]}` of `telegram:1`" in opened
+    assert "←\nthe red door" in opened
+    assert "something else" not in opened
+    assert buttons(gateway) == {"Child": f"/session {tip}"}
+    opened = await ask_boss(gateway, f"/session {tip}")
+    assert "something else" in opened
+    assert f"Parent `{root[:8]}`" in opened
+
+
+async def test_history_shows_the_originals_across_compressions(gateway: TestGateway) -> None:
+    for text in ("one", "two", "three"):
+        await gateway.ask(text)
         await compress(gateway)
-        await gateway.ask("something else")
-        root, tip = await keys(gateway)
-        said = await ask_boss(gateway, "/search door --role user")
-        assert f"Ann in `telegram:1`, session `{root[:8]}`\nthe red door" in said
-        (command,) = buttons(gateway).values()
-        opened = await ask_boss(gateway, command)
-        assert f"Session `{root[:8]}` of `telegram:1`" in opened
-        assert "←\nthe red door" in opened
-        assert "something else" not in opened
-        assert buttons(gateway) == {"Child": f"/session {tip}"}
-        opened = await ask_boss(gateway, f"/session {tip}")
-        assert "something else" in opened
-        assert f"Parent `{root[:8]}`" in opened
+    await undo(gateway)
+    lines = (await gateway.ask("/history")).split("\n\n")
+    said = [line.splitlines()[1] for line in lines]
+    assert said == ["one", "echo: one", "two", "echo: two", "three", "echo: three"]
+    assert "undone" not in "".join(lines)
 
 
-async def test_history_shows_the_originals_across_compressions(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for text in ("one", "two", "three"):
-            await gateway.ask(text)
-            await compress(gateway)
-        await undo(gateway)
-        lines = (await gateway.ask("/history")).split("\n\n")
-        said = [line.splitlines()[1] for line in lines]
-        assert said == ["one", "echo: one", "two", "echo: two", "three", "echo: three"]
-        assert "undone" not in "".join(lines)
-
-
-async def test_a_long_session_is_paged_without_gaps(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for number in range(15):
-            await gateway.ask(f"word{number}")
-        (key,) = await keys(gateway)
-        pages = [await ask_boss(gateway, f"/session {key}")]
-        while "Later" in buttons(gateway):
-            pages.append(await ask_boss(gateway, buttons(gateway)["Later"]))
-        seen = "\n".join(pages)
-        assert all(f"\nword{number}\n" in f"{seen}\n" for number in range(15))
-        assert len(pages) <= 5
-        back = 0
-        while "Earlier" in buttons(gateway):
-            pages.append(await ask_boss(gateway, buttons(gateway)["Earlier"]))
-            back += 1
-        assert 1 < back <= 5
-        assert "\nword0\n" in pages[-1]
+async def test_a_long_session_is_paged_without_gaps(gateway: TestGateway) -> None:
+    for number in range(15):
+        await gateway.ask(f"word{number}")
+    (key,) = await keys(gateway)
+    pages = [await ask_boss(gateway, f"/session {key}")]
+    while "Later" in buttons(gateway):
+        pages.append(await ask_boss(gateway, buttons(gateway)["Later"]))
+    seen = "\n".join(pages)
+    assert all(f"\nword{number}\n" in f"{seen}\n" for number in range(15))
+    assert len(pages) <= 5
+    back = 0
+    while "Earlier" in buttons(gateway):
+        pages.append(await ask_boss(gateway, buttons(gateway)["Earlier"]))
+        back += 1
+    assert 1 < back <= 5
+    assert "\nword0\n" in pages[-1]
 
 
 @sqlite_only
-async def test_a_search_mentions_an_incomplete_index(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
+async def test_a_search_mentions_an_incomplete_index(serve: Serve, store: Store) -> None:
+    async with serve() as gateway:
         await gateway.ask("door door door")
         await store.write(begin_index, keeps_old=False)
         assert "0 % done" in await ask_boss(gateway, "/search door")
@@ -186,19 +176,18 @@ async def test_a_search_mentions_an_incomplete_index(store: Store, tmp_path: Pat
     assert "% done" not in found
 
 
-async def test_search_options_match_the_command_line(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("door door door")
-        await gateway.ask("a door of Bob's house, far from the other one", chat=GROUP, sender=ANN)
-        best = await ask_boss(gateway, "/search door --role user")
-        newest = await ask_boss(gateway, "/search --newest door —role user")
-        assert best.index("door door door") < best.index("Bob's")
-        assert newest.index("Bob's") < newest.index("door door door")
-        only = await ask_boss(gateway, f"/search door --chat {GROUP.name}")
-        assert "Bob's" in only
-        assert "door door door" not in only
-        assert await ask_boss(gateway, "/search door --since 2999-01-01") == "No message matches."
-        assert "Bob's" in await ask_boss(gateway, "/search door --since 2020-01-01")
+async def test_search_options_match_the_command_line(gateway: TestGateway) -> None:
+    await gateway.ask("door door door")
+    await gateway.ask("a door of Bob's house, far from the other one", chat=GROUP, sender=ANN)
+    best = await ask_boss(gateway, "/search door --role user")
+    newest = await ask_boss(gateway, "/search --newest door —role user")
+    assert best.index("door door door") < best.index("Bob's")
+    assert newest.index("Bob's") < newest.index("door door door")
+    only = await ask_boss(gateway, f"/search door --chat {GROUP.name}")
+    assert "Bob's" in only
+    assert "door door door" not in only
+    assert await ask_boss(gateway, "/search door --since 2999-01-01") == "No message matches."
+    assert "Bob's" in await ask_boss(gateway, "/search door --since 2020-01-01")
 
 
 @pytest.mark.parametrize(
@@ -217,33 +206,31 @@ async def test_search_options_match_the_command_line(store: Store, tmp_path: Pat
         ("/lineage nowhere", "has the id “nowhere”"),
     ],
 )
-async def test_invalid_lookups_get_a_helpful_error(store: Store, tmp_path: Path, line: str, sentence: str) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("the red door")
-        assert sentence in await ask_boss(gateway, line)
+async def test_invalid_lookups_get_a_helpful_error(gateway: TestGateway, line: str, sentence: str) -> None:
+    await gateway.ask("the red door")
+    assert sentence in await ask_boss(gateway, line)
 
 
-async def test_in_a_group_lookups_cover_only_that_group(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("the red door")
-        (key,) = await keys(gateway)
-        (message_id,) = (await gateway.rows("SELECT min(id) FROM messages"))[0]
-        await gateway.ask("the blue door", chat=GROUP, sender=ANN)
-        found = await ask_boss(gateway, "/search door", GROUP)
-        assert "blue door" in found
-        assert "red door" not in found
-        for line in (f"/session {key}", f"/session m{message_id}", f"/lineage {key}"):
-            said = await ask_boss(gateway, line, GROUP)
-            assert "in this chat" in said
-            assert "door" not in said
-        for line in ("/lineage telegram:1", "/search door --chat telegram:1"):
-            assert "only look up this chat" in await ask_boss(gateway, line, GROUP)
-        assert GROUP.name in await ask_boss(gateway, "/lineage", GROUP)
+async def test_in_a_group_lookups_cover_only_that_group(gateway: TestGateway) -> None:
+    await gateway.ask("the red door")
+    (key,) = await keys(gateway)
+    (message_id,) = (await gateway.rows("SELECT min(id) FROM messages"))[0]
+    await gateway.ask("the blue door", chat=GROUP, sender=ANN)
+    found = await ask_boss(gateway, "/search door", GROUP)
+    assert "blue door" in found
+    assert "red door" not in found
+    for line in (f"/session {key}", f"/session m{message_id}", f"/lineage {key}"):
+        said = await ask_boss(gateway, line, GROUP)
+        assert "in this chat" in said
+        assert "door" not in said
+    for line in ("/lineage telegram:1", "/search door --chat telegram:1"):
+        assert "only look up this chat" in await ask_boss(gateway, line, GROUP)
+    assert GROUP.name in await ask_boss(gateway, "/lineage", GROUP)
 
 
-async def test_search_and_session_redact_secrets(store: Store, tmp_path: Path) -> None:
+async def test_search_and_session_redact_secrets(serve: Serve) -> None:
     secret = "configured-value-77"
-    async with serving(store, tmp_path, telegram={"token": f"123456:{secret}"}) as gateway:
+    async with serve(telegram={"token": f"123456:{secret}"}) as gateway:
         await gateway.ask(f"the door opens with {KEY} or with 123456:{secret} " + "and so on " * 40)
         for line in ("/search door", "/session m1"):
             said = await ask_boss(gateway, line)

@@ -10,8 +10,7 @@ from tests.gateway.models.windows import CountingModel, say_much, talking
 
 
 async def told(gateway: TestGateway, command: str) -> str:
-    await gateway.say(command)
-    await gateway.quiet()
+    await gateway.tell(command)
     return gateway.adapter.texts()[-1]
 
 

@@ -1,15 +1,20 @@
 """`/schedule`: adding, changing and listing, with the replies."""
 
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
 from agent.tools.schedules.schedule_tool import MAX_PER_CHAT
 from gateway.schedules import schedule_zone
-from hermes_state.store.writer import Store
-from tests.gateway.helpers import ANN, BOB, BOSS, GROUP, config_of, eventually, hanging, serving
+from tests.gateway.helpers import ANN, BOB, BOSS, GROUP, Serve, TestGateway, config_of, eventually, hanging
 
 UTC = {"time_zone": "UTC"}
+
+
+@pytest.fixture
+async def gateway(serve: Serve) -> AsyncIterator[TestGateway]:
+    async with serve(agent=UTC) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -38,61 +43,56 @@ UTC = {"time_zone": "UTC"}
         ("remove 7", "There is no schedule 7 here; no schedules are set."),
     ],
 )
-async def test_a_schedule_is_added_or_the_error_explained(store: Store, tmp_path: Path, line: str, said: str) -> None:
-    async with serving(store, tmp_path, agent=UTC) as gateway:
-        assert (await gateway.ask(f"/schedule {line}")).startswith(said)
-        [(count,)] = await gateway.rows("SELECT count(*) FROM schedules")
-        assert count == said.startswith("Schedule 1 is set")
+async def test_a_schedule_is_added_or_the_error_explained(gateway: TestGateway, line: str, said: str) -> None:
+    assert (await gateway.ask(f"/schedule {line}")).startswith(said)
+    [(count,)] = await gateway.rows("SELECT count(*) FROM schedules")
+    assert count == said.startswith("Schedule 1 is set")
 
 
-async def test_pause_resume_and_remove(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, agent=UTC) as gateway:
-        await gateway.ask("/schedule add @daily look around")
-        assert await gateway.ask("/schedule pause 1") == "Schedule 1 is paused."
-        assert await gateway.ask("/schedule list") == "- 1: `@daily` (UTC), paused, by Ann: look around"
-        assert (await gateway.ask("/schedule resume #1")).startswith("Schedule 1 is active again; next: ")
-        assert await gateway.ask("/schedule remove 1") == "Schedule 1 is removed."
-        assert await gateway.ask("/schedule") == "No schedules are set."
+async def test_pause_resume_and_remove(gateway: TestGateway) -> None:
+    await gateway.ask("/schedule add @daily look around")
+    assert await gateway.ask("/schedule pause 1") == "Schedule 1 is paused."
+    assert await gateway.ask("/schedule list") == "- 1: `@daily` (UTC), paused, by Ann: look around"
+    assert (await gateway.ask("/schedule resume #1")).startswith("Schedule 1 is active again; next: ")
+    assert await gateway.ask("/schedule remove 1") == "Schedule 1 is removed."
+    assert await gateway.ask("/schedule") == "No schedules are set."
 
 
-async def test_run_sends_the_message_now_and_keeps_its_times(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, agent=UTC) as gateway:
-        await gateway.ask("/schedule add @daily look around")
-        before = await gateway.rows("SELECT next_at, state FROM schedules")
-        await gateway.say("/schedule run 1")
-        assert set(await gateway.replies(3)) >= {"Sending schedule 1 now.", "echo: look around"}
-        await gateway.say("/schedule run 1")
-        assert (await gateway.replies(5)).count("Sending schedule 1 now.") == 2
-        assert await gateway.rows("SELECT next_at, state FROM schedules") == before
+async def test_run_sends_the_message_now_and_keeps_its_times(gateway: TestGateway) -> None:
+    await gateway.ask("/schedule add @daily look around")
+    before = await gateway.rows("SELECT next_at, state FROM schedules")
+    await gateway.say("/schedule run 1")
+    assert set(await gateway.replies(3)) >= {"Sending schedule 1 now.", "echo: look around"}
+    await gateway.say("/schedule run 1")
+    assert (await gateway.replies(5)).count("Sending schedule 1 now.") == 2
+    assert await gateway.rows("SELECT next_at, state FROM schedules") == before
 
 
-async def test_run_is_refused_while_the_message_is_queued(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, agent=UTC) as gateway:
-        await gateway.ask("/schedule add @daily look around")
-        hang = await hanging(gateway)
-        await gateway.say("/schedule run 1")
-        await eventually(lambda: "Sending schedule 1 now." in gateway.adapter.texts(), "it comes")
-        await gateway.say("/schedule run 1")
-        refused = "The message of schedule 1 is already in the queue."
-        await eventually(lambda: refused in gateway.adapter.texts(), "it waits")
-        hang.release()
-        await gateway.quiet()
-        assert [text for _, text in await gateway.turns_of()][1:] == ["look around"]
+async def test_run_is_refused_while_the_message_is_queued(gateway: TestGateway) -> None:
+    await gateway.ask("/schedule add @daily look around")
+    hang = await hanging(gateway)
+    await gateway.say("/schedule run 1")
+    await eventually(lambda: "Sending schedule 1 now." in gateway.adapter.texts(), "it comes")
+    await gateway.say("/schedule run 1")
+    refused = "The message of schedule 1 is already in the queue."
+    await eventually(lambda: refused in gateway.adapter.texts(), "it waits")
+    hang.release()
+    await gateway.quiet()
+    assert [text for _, text in await gateway.turns_of()][1:] == ["look around"]
 
 
-async def test_the_number_of_schedules_per_chat_is_limited(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, agent=UTC) as gateway:
-        for _ in range(MAX_PER_CHAT):
-            await gateway.ask("/schedule add @daily look")
-        refused = await gateway.ask("/schedule add @daily look")
-        assert refused == f"This chat already has the maximum of {MAX_PER_CHAT} schedules; remove one first"
-        await gateway.ask("/schedule remove 1")
-        assert (await gateway.ask("/schedule add @daily look")).startswith(f"Schedule {MAX_PER_CHAT + 1} is set")
+async def test_the_number_of_schedules_per_chat_is_limited(gateway: TestGateway) -> None:
+    for _ in range(MAX_PER_CHAT):
+        await gateway.ask("/schedule add @daily look")
+    refused = await gateway.ask("/schedule add @daily look")
+    assert refused == f"This chat already has the maximum of {MAX_PER_CHAT} schedules; remove one first"
+    await gateway.ask("/schedule remove 1")
+    assert (await gateway.ask("/schedule add @daily look")).startswith(f"Schedule {MAX_PER_CHAT + 1} is set")
 
 
-async def test_in_a_group_moderators_add_schedules_and_creators_can_change_theirs(store: Store, tmp_path: Path) -> None:
+async def test_in_a_group_moderators_add_schedules_and_creators_can_change_theirs(serve: Serve) -> None:
     access = {"allow": [ANN.ref, BOB.ref], "admins": [BOSS.ref], "moderators": [BOB.ref]}
-    async with serving(store, tmp_path, agent=UTC, access=access) as gateway:
+    async with serve(agent=UTC, access=access) as gateway:
         assert "admins" in await gateway.ask("/schedule add @daily look", chat=GROUP, sender=ANN)
         assert "is set" in await gateway.ask("/schedule add @daily look", chat=GROUP, sender=BOSS)
         refused = await gateway.ask("/schedule remove 1", chat=GROUP, sender=ANN)
@@ -101,10 +101,9 @@ async def test_in_a_group_moderators_add_schedules_and_creators_can_change_their
         assert await gateway.ask("/schedule remove 1", chat=GROUP, sender=BOB) == "Schedule 1 is removed."
 
 
-async def test_schedules_of_another_chat_are_out_of_reach(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, agent=UTC) as gateway:
-        await gateway.ask("/schedule add @daily look", chat=GROUP, sender=BOSS)
-        assert (await gateway.ask("/schedule remove 1", sender=BOSS)).startswith("There is no schedule 1 here")
+async def test_schedules_of_another_chat_are_out_of_reach(gateway: TestGateway) -> None:
+    await gateway.ask("/schedule add @daily look", chat=GROUP, sender=BOSS)
+    assert (await gateway.ask("/schedule remove 1", sender=BOSS)).startswith("There is no schedule 1 here")
 
 
 def test_without_a_configured_time_zone_the_servers_zone_applies() -> None:
@@ -113,18 +112,15 @@ def test_without_a_configured_time_zone_the_servers_zone_applies() -> None:
 
 
 @pytest.mark.parametrize("word", ["pause", "remove"])
-async def test_pausing_or_removing_a_schedule_also_drops_its_queued_message(
-    store: Store, tmp_path: Path, word: str
-) -> None:
-    async with serving(store, tmp_path, agent=UTC) as gateway:
-        await gateway.ask("/schedule add @daily look around")
-        await gateway.ask("/schedule add @daily look elsewhere")
-        hang = await hanging(gateway)
-        for number in (1, 2):
-            await gateway.say(f"/schedule run {number}")
-            await gateway.until_rows(f"SELECT 1 FROM inbox WHERE event_ref LIKE 'schedule:{number}:%'")
-        await gateway.say(f"/schedule {word} 1")
-        await eventually(lambda: f"Schedule 1 is {word}d." in gateway.adapter.texts(), "it is changed")
-        hang.release()
-        await gateway.quiet()
-        assert [text for _, text in await gateway.turns_of()][1:] == ["look elsewhere"]
+async def test_pausing_or_removing_a_schedule_also_drops_its_queued_message(gateway: TestGateway, word: str) -> None:
+    await gateway.ask("/schedule add @daily look around")
+    await gateway.ask("/schedule add @daily look elsewhere")
+    hang = await hanging(gateway)
+    for number in (1, 2):
+        await gateway.say(f"/schedule run {number}")
+        await gateway.until_rows(f"SELECT 1 FROM inbox WHERE event_ref LIKE 'schedule:{number}:%'")
+    await gateway.say(f"/schedule {word} 1")
+    await eventually(lambda: f"Schedule 1 is {word}d." in gateway.adapter.texts(), "it is changed")
+    hang.release()
+    await gateway.quiet()
+    assert [text for _, text in await gateway.turns_of()][1:] == ["look elsewhere"]

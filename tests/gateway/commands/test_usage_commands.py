@@ -1,63 +1,55 @@
 """/usage and /insights: figures by role and chat."""
 
-from pathlib import Path
-
 import pytest
 
-from hermes_state.store.writer import Store
-from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, serving
+from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, Serve, TestGateway
 
 CAPPED = {"daily_cap": 2}
 
 
-async def test_a_group_sees_only_its_own_usage(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("in private")
-        await gateway.ask("before all", chat=GROUP, sender=ANN)
-        told = await gateway.ask("/insights", chat=GROUP, sender=BOSS)
-        assert "This chat, the last 7 days" in told
-        assert GROUP.name in told
-        assert DIRECT.name not in told
-        everywhere = await gateway.ask("/insights 1", sender=BOSS)
-        assert "All chats, today" in everywhere
-        assert GROUP.name in everywhere
-        assert DIRECT.name in everywhere
+async def test_a_group_sees_only_its_own_usage(gateway: TestGateway) -> None:
+    await gateway.ask("in private")
+    await gateway.ask("before all", chat=GROUP, sender=ANN)
+    told = await gateway.ask("/insights", chat=GROUP, sender=BOSS)
+    assert "This chat, the last 7 days" in told
+    assert GROUP.name in told
+    assert DIRECT.name not in told
+    everywhere = await gateway.ask("/insights 1", sender=BOSS)
+    assert "All chats, today" in everywhere
+    assert GROUP.name in everywhere
+    assert DIRECT.name in everywhere
 
 
-async def test_only_admins_in_private_chats_see_the_spending_of_all_chats(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for chat, sender, has_reply in ((DIRECT, BOSS, True), (DIRECT, ANN, False), (GROUP, BOSS, False)):
-            told = await gateway.ask("/usage", chat=chat, sender=sender)
-            assert ("The whole gateway today" in told) is has_reply, (chat, sender)
-            assert "This chat today" in told
+async def test_only_admins_in_private_chats_see_the_spending_of_all_chats(gateway: TestGateway) -> None:
+    for chat, sender, has_reply in ((DIRECT, BOSS, True), (DIRECT, ANN, False), (GROUP, BOSS, False)):
+        told = await gateway.ask("/usage", chat=chat, sender=sender)
+        assert ("The whole gateway today" in told) is has_reply, (chat, sender)
+        assert "This chat today" in told
 
 
-async def test_everybody_sees_a_gateway_wide_cap(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, costs=CAPPED) as gateway:
+async def test_everybody_sees_a_gateway_wide_cap(serve: Serve) -> None:
+    async with serve(costs=CAPPED) as gateway:
         told = await gateway.ask("/usage", sender=ANN)
         assert "- The whole gateway today: $0.00 of $2.00 (0 %), `costs.daily_cap`" in told
 
 
-async def test_usage_before_the_first_message_says_so(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        assert "no conversation yet" in await gateway.ask("/usage")
-        assert "No model calls." in await gateway.ask("/insights", sender=BOSS)
+async def test_usage_before_the_first_message_says_so(gateway: TestGateway) -> None:
+    assert "no conversation yet" in await gateway.ask("/usage")
+    assert "No model calls." in await gateway.ask("/insights", sender=BOSS)
 
 
 @pytest.mark.parametrize("days", ["0", "367", "x", "-3", "9" * 40])
-async def test_days_that_cannot_be_shown_are_refused(store: Store, tmp_path: Path, days: str) -> None:
-    async with serving(store, tmp_path) as gateway:
-        assert "at most 366" in await gateway.ask(f"/insights {days}", sender=BOSS)
+async def test_days_that_cannot_be_shown_are_refused(gateway: TestGateway, days: str) -> None:
+    assert "at most 366" in await gateway.ask(f"/insights {days}", sender=BOSS)
 
 
-async def test_usage_covers_only_the_current_conversation(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("one")
-        await gateway.ask("two")
-        assert "- Model calls: 2" in await gateway.ask("/usage")
-        await gateway.ask("/new")
-        await gateway.ask("three")
-        told = await gateway.ask("/usage")
-        assert "- Model calls: 1" in told
-        assert "- Input: 100 tokens (100 new" in told
-        assert "- Output: 10 tokens" in told
+async def test_usage_covers_only_the_current_conversation(gateway: TestGateway) -> None:
+    await gateway.ask("one")
+    await gateway.ask("two")
+    assert "- Model calls: 2" in await gateway.ask("/usage")
+    await gateway.ask("/new")
+    await gateway.ask("three")
+    told = await gateway.ask("/usage")
+    assert "- Model calls: 1" in told
+    assert "- Input: 100 tokens (100 new" in told
+    assert "- Output: 10 tokens" in told

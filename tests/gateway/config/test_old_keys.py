@@ -12,9 +12,7 @@ from gateway.config.blocks import ConfigRejected
 from gateway.config.fields import FIELDS, dotted, variable_name
 from gateway.config.old_keys import FIXED, OLD_KEYS, REPLACED
 from gateway.config.settings import Config
-from tests.gateway.config.test_config import Load, home, load, refusal
-
-__all__ = ["home", "load"]
+from tests.gateway.config.test_config import Load, refusal
 
 FIXTURE = (Path(__file__).parents[2] / "fixtures" / "old_keys.yaml").read_text()
 MODEL = "model: {name: main, aliases: {small: little}}\n"

@@ -12,9 +12,7 @@ from gateway.config.fields import secrets_of
 from gateway.config.routes import CALL_KEYS, RouteConfig, WrittenRoute, completed, written_route
 from gateway.config.settings import ModelConfig
 from hermes_state.setting_types import FrozenBlock
-from tests.gateway.config.test_config import Load, home, load, refusal
-
-__all__ = ["home", "load"]
+from tests.gateway.config.test_config import Load, refusal
 
 KEY, OTHER_KEY = "key-of-model", "key-of-another"
 
@@ -107,8 +105,7 @@ def test_fallbacks_are_names_aliases_and_blocks(load: Load) -> None:
         "  fallbacks: [fast, other, LOCAL, {name: claude, protocol: anthropic, api_key: k2}, small]\n"
     ).config.model
     assert [route.name for route in model.fallback_routes] == ["small", "other", "llama", "claude"]
-    assert model.fallback_routes[2].context_length == 8_192
-    assert model.alias_route("fast").name == "small"
+    assert (model.fallback_routes[2].context_length, model.alias_route("fast").name) == (8_192, "small")
 
 
 def test_a_variable_contains_names_with_commas_or_json(load: Load) -> None:
@@ -116,8 +113,7 @@ def test_a_variable_contains_names_with_commas_or_json(load: Load) -> None:
     assert [route.name for route in one.fallback_routes] == ["a", "b"]
     json = '[{"name": "c", "base_url": "http://127.0.0.1:1/v1"}]'
     two = load(HERMES_MODEL__NAME="big", HERMES_MODEL__FALLBACKS=json, HERMES_MODEL__ALIASES='{"x": "y"}').config.model
-    assert [route.name for route in two.fallback_routes] == ["c"]
-    assert two.alias_route("x").name == "y"
+    assert ([route.name for route in two.fallback_routes], two.alias_route("x").name) == (["c"], "y")
 
 
 REFUSED = {
@@ -171,15 +167,13 @@ def test_keys_of_fallbacks_and_aliases_are_redacted(load: Load) -> None:
 def test_an_explicit_default_does_not_follow_the_main_model(load: Load) -> None:
     """Keys that are not set follow `model`. Keys that are set stay, even with the same value."""
     yaml = "model: {name: big, aliases: {a: {name: small%s}}}"
-    plan = reload_differences(load(yaml % ""), load(yaml % ", streaming: true"))
-    assert plan.applied == ("model.aliases",)
+    assert reload_differences(load(yaml % ""), load(yaml % ", streaming: true")).applied == ("model.aliases",)
     assert reload_differences(load(yaml % ""), load(yaml % ", streaming: null")).applied == ()
 
 
 def test_a_reload_sees_a_changed_key_in_a_list(load: Load) -> None:
     yaml = "model: {name: big, fallbacks: [{name: x, base_url: 'https://b.example', api_key: %s}]}"
-    plan = reload_differences(load(yaml % "one"), load(yaml % "two"))
-    assert plan.applied == ("model.fallbacks",)
+    assert reload_differences(load(yaml % "one"), load(yaml % "two")).applied == ("model.fallbacks",)
 
 
 @given(
@@ -229,8 +223,7 @@ def test_call_parameters_are_inherited_only_at_the_same_api(written: str | dict[
 
 
 def test_routes_with_extra_fields_are_hashable_and_distinct() -> None:
-    routes = [completed(block(extra_body=body), main()) for body in ({"a": 1}, {"a": 2}, {"a": 1})]
-    assert len(set(routes)) == 2
+    assert len({completed(block(extra_body=body), main()) for body in ({"a": 1}, {"a": 2}, {"a": 1})}) == 2
     secrets = [completed(block(extra_headers={"X-Key": key}), main()) for key in ("one-secret", "other-secret")]
     assert len(set(secrets)) == 2
 

@@ -131,8 +131,7 @@ def test_a_full_queue_is_refused_once_until_it_advances(db: sqlite3.Connection) 
     assert [one.inbox_id is not None for one in admitted] == [True] * 3 + [False] * 3
     assert [one.has_reply for one in admitted] == [False] * 3 + [True, False, False]
     chat = admitted[0].chat_id
-    assert states(db, chat) == ["new"] * 3 + ["dropped"] * 3
-    assert len(owed(db)) == 1
+    assert (states(db, chat), len(owed(db))) == (["new"] * 3 + ["dropped"] * 3, 1)
     assert "already have 3 messages in the queue" in owed(db)[0]
     assert admit(db, admission(message(9, sender=BOB)), START).inbox_id is not None
     first = admitted[0].inbox_id
@@ -148,8 +147,7 @@ def test_a_repeated_refused_event_changes_nothing(db: sqlite3.Connection) -> Non
         admit(db, admission(message(number)), START)
     before = db.execute("SELECT * FROM inbox").fetchall()
     again = admit(db, admission(message(4)), START)
-    assert (again.inbox_id, again.has_reply) == (None, False)
-    assert db.execute("SELECT * FROM inbox").fetchall() == before
+    assert (again.inbox_id, again.has_reply, db.execute("SELECT * FROM inbox").fetchall()) == (None, False, before)
 
 
 def test_a_full_queue_answers_every_slash_command(db: sqlite3.Connection) -> None:
@@ -262,8 +260,7 @@ def deletion(number: int = 1) -> DeletionEvent:
 
 def test_a_deleted_message_that_waits_is_withdrawn(db: sqlite3.Connection) -> None:
     chat = admit(db, admission(message()), START).chat_id
-    assert apply_deletion(db, deletion(), CURSOR, START) == 1
-    assert apply_deletion(db, deletion(), CURSOR, START) == 0
+    assert (apply_deletion(db, deletion(), CURSOR, START), apply_deletion(db, deletion(), CURSOR, START)) == (1, 0)
     assert states(db, chat) == ["withdrawn"]
 
 
@@ -271,18 +268,15 @@ def test_a_deleted_message_with_a_turn_stays(db: sqlite3.Connection) -> None:
     admitted = admit(db, admission(message()), START)
     assert admitted.inbox_id is not None
     journal.start_turn(db, admitted.chat_id, [admitted.inbox_id], {}, START)
-    assert apply_deletion(db, deletion(), None, START) == 0
-    assert states(db, admitted.chat_id) == ["claimed"]
+    assert (apply_deletion(db, deletion(), None, START), states(db, admitted.chat_id)) == (0, ["claimed"])
 
 
 def test_a_deleted_message_that_was_answered_stays(db: sqlite3.Connection) -> None:
     chat = told(db)
-    assert apply_deletion(db, deletion(), None, START) == 0
-    assert states(db, chat) == ["done"]
+    assert (apply_deletion(db, deletion(), None, START), states(db, chat)) == (0, ["done"])
 
 
 def test_a_deletion_finds_the_message_in_per_user_chats(db: sqlite3.Connection) -> None:
     mine = replace(admission(message()), key=key_of(user_ref="1"))
     chat = admit(db, mine, START).chat_id
-    assert apply_deletion(db, deletion(), None, START) == 1
-    assert states(db, chat) == ["withdrawn"]
+    assert (apply_deletion(db, deletion(), None, START), states(db, chat)) == (1, ["withdrawn"])

@@ -18,7 +18,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, ChatKey, Cursor, InboundMessage, IncomingAttachment, Millis
 from platforms.base import ReceivedEvent
 from tests.databases import open_store
-from tests.gateway.helpers import BOB, DIRECT, GROUP, PLATFORM, Hang, TestGateway, serving
+from tests.gateway.helpers import BOB, DIRECT, GROUP, PLATFORM, Hang, Serve, TestGateway, serving
 from tests.hermes_state.helpers import set_max_pages
 
 
@@ -54,8 +54,8 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-async def test_an_empty_batch_returns_at_once(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway, asyncio.timeout(5):
+async def test_an_empty_batch_returns_at_once(serve: Serve) -> None:
+    async with serve() as gateway, asyncio.timeout(5):
         assert await gateway.intake.accept_batch([]) == 0
 
 
@@ -72,9 +72,9 @@ async def test_a_batch_is_stored_in_one_commit_and_in_order(gateway: TestGateway
     assert await gateway.inbox_states() == ["done"] * 40
 
 
-async def test_a_batch_starts_no_more_turns_than_allowed(store: Store, tmp_path: Path) -> None:
+async def test_a_batch_starts_no_more_turns_than_allowed(serve: Serve, store: Store) -> None:
     hangs = [Hang() for _ in range(2)]
-    async with serving(store, tmp_path, sessions={"max_turns": 2}) as gateway:
+    async with serve(sessions={"max_turns": 2}) as gateway:
         await store.write(open_conversations, [gateway.message("", chat=chat(number)) for number in range(5)])
         gateway.model.script += hangs
         await deliver(gateway, [ReceivedEvent(gateway.message("hi", chat=chat(number))) for number in range(5)])
@@ -117,8 +117,8 @@ async def test_events_without_a_row_need_no_commit(gateway: TestGateway, commits
     assert commits == []
 
 
-async def test_a_command_among_messages_keeps_its_place(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+async def test_a_command_among_messages_keeps_its_place(serve: Serve) -> None:
+    async with serve(sessions={"merge_seconds": 0}) as gateway:
         lines = ("one", "two", "/new", "three", "/queue four", "five", "six")
         assert await deliver(gateway, [ReceivedEvent(gateway.message(line)) for line in lines]) == [2, 1, 1, 1, 2]
         await gateway.quiet()
@@ -130,8 +130,8 @@ async def test_a_command_among_messages_keeps_its_place(store: Store, tmp_path: 
         assert (before, after) == (2, 4), "what was written before a /new belongs to the old conversation"
 
 
-async def test_an_edit_finds_the_message_that_came_with_it(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"groups": "per_user"}, is_started=False) as gateway:
+async def test_an_edit_finds_the_message_that_came_with_it(serve: Serve) -> None:
+    async with serve(sessions={"groups": "per_user"}, is_started=False) as gateway:
         message = gateway.message("wrnog", chat=GROUP, sender=BOB)
         await deliver(gateway, [ReceivedEvent(message), ReceivedEvent(gateway.message("next", chat=GROUP, sender=BOB))])
         await gateway.edit(message, "right")
@@ -140,8 +140,8 @@ async def test_an_edit_finds_the_message_that_came_with_it(store: Store, tmp_pat
         assert len(rows) == 2
 
 
-async def test_a_database_that_fills_up_stores_only_the_events_before(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, is_started=False) as gateway:
+async def test_a_database_that_fills_up_stores_only_the_events_before(serve: Serve, store: Store) -> None:
+    async with serve(is_started=False) as gateway:
         lines = ["first", "second", "/new", *("x" * 20_000 for _ in range(5)), "last"]
         received = [ReceivedEvent(gateway.message(line, chat=chat(number))) for number, line in enumerate(lines)]
         done = await gateway.intake.accept_batch(received)
@@ -175,33 +175,33 @@ async def test_an_event_that_cannot_be_stored_is_isolated(gateway: TestGateway) 
     assert await deliver(gateway, received[done + 1 :]) == [4]
 
 
-async def test_a_message_in_a_batch_can_interrupt_the_turn_of_an_earlier_one(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"busy_mode": "interrupt"}) as gateway:
+async def test_a_message_in_a_batch_can_interrupt_the_turn_of_an_earlier_one(serve: Serve) -> None:
+    async with serve(sessions={"busy_mode": "interrupt"}) as gateway:
         lines = [("a", DIRECT), ("b", GROUP), ("c", DIRECT)]
         assert await deliver(gateway, [ReceivedEvent(gateway.message(line, chat=key)) for line, key in lines]) == [2, 1]
         await gateway.quiet()
         await gateway.quiet(GROUP)
 
 
-async def test_a_flood_in_one_batch_fills_the_queue_and_the_rest_is_refused_once(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"messages_per_minute": 0}, is_started=False) as gateway:
+async def test_a_flood_in_one_batch_fills_the_queue_and_the_rest_is_refused_once(serve: Serve) -> None:
+    async with serve(sessions={"messages_per_minute": 0}, is_started=False) as gateway:
         flood = [ReceivedEvent(gateway.message(f"m{number}")) for number in range(MAX_WAITING + 3)]
         assert await deliver(gateway, flood) == [100, 3]
         assert await gateway.inbox_states() == ["new"] * MAX_WAITING + ["dropped"] * 3
         assert await gateway.rows("SELECT count(*) FROM outbox") == [(1,)]
 
 
-async def test_a_large_batch_is_stored_in_several_commits(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"messages_per_minute": 0}, is_started=False) as gateway:
+async def test_a_large_batch_is_stored_in_several_commits(serve: Serve) -> None:
+    async with serve(sessions={"messages_per_minute": 0}, is_started=False) as gateway:
         received = [ReceivedEvent(gateway.message("m", chat=chat(number))) for number in range(230)]
         assert await deliver(gateway, received) == [100, 100, 30]
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_batches_store_the_same_rows_as_single_events(store: Store, tmp_path: Path, seed: int) -> None:
+async def test_batches_store_the_same_rows_as_single_events(serve: Serve, tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     limits = {"messages_per_minute": 12}
-    async with serving(store, tmp_path, sessions=limits, is_started=False) as gateway:
+    async with serve(sessions=limits, is_started=False) as gateway:
         script: list[InboundMessage] = []
         for _ in range(60):
             line = dice.choice(("hello", "hello", "hello", "/new", "/queue later", "/nonsense"))

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,18 +15,17 @@ from tests.databases import place_of
 from tests.gateway.helpers import (
     BOB,
     EVE,
+    EVE_CHAT,
     GROUP,
     PLATFORM,
+    Serve,
     TestGateway,
     asked,
     eventually,
     hanging,
-    serving,
     settled,
 )
 from tests.hermes_state.helpers import locked_by_another_process, one_batch, set_max_pages
-
-EVE_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
 
 
 def cursor(seen: int) -> Cursor:
@@ -60,8 +58,8 @@ async def test_a_stranger_gets_one_code_and_the_message_is_not_stored(gateway: T
     assert gateway.model.requests == []
 
 
-async def test_without_pairing_a_stranger_is_told_once_a_day(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, pairing={"enabled": False}) as gateway:
+async def test_without_pairing_a_stranger_is_told_once_a_day(serve: Serve) -> None:
+    async with serve(pairing={"enabled": False}) as gateway:
         assert await gateway.ask("hi", chat=EVE_CHAT, sender=EVE) == NO_ACCESS
         await gateway.say("hi", chat=EVE_CHAT, sender=EVE)
         await settled()
@@ -95,8 +93,8 @@ async def test_a_strangers_slash_command_is_answered_each_time(gateway: TestGate
     assert [request.ticket for request in gateway.adapter.requests] == ["t0", "t1"]
 
 
-async def test_bots_are_ignored(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, access={"allow_all": True}) as gateway:
+async def test_bots_are_ignored(serve: Serve) -> None:
+    async with serve(access={"allow_all": True}) as gateway:
         robot = Sender(platform=PLATFORM, id="5", name="Robot", is_bot=True)
         await gateway.say("beep", sender=robot, cursor=cursor(7))
         assert await gateway.inbox_states() == []
@@ -106,8 +104,8 @@ async def test_bots_are_ignored(store: Store, tmp_path: Path) -> None:
 # ---- stored first, once
 
 
-async def test_the_event_is_acknowledged_after_the_commit(gateway: TestGateway, store: Store) -> None:
-    async with one_batch(store):
+async def test_the_event_is_acknowledged_after_the_commit(gateway: TestGateway) -> None:
+    async with one_batch(gateway.store):
         accepting = asyncio.create_task(gateway.say("hi"))
         await settled(0.02)
         assert not accepting.done()
@@ -115,21 +113,21 @@ async def test_the_event_is_acknowledged_after_the_commit(gateway: TestGateway, 
     assert len(await gateway.inbox_states()) == 1
 
 
-async def test_a_full_database_refuses_the_event_and_accepts_the_repeat(gateway: TestGateway, store: Store) -> None:
+async def test_a_full_database_refuses_the_event_and_accepts_the_repeat(gateway: TestGateway) -> None:
     await gateway.ask("warm up")
     big = gateway.message("x" * 50_000)
-    await store.write(set_max_pages, 0)
+    await gateway.store.write(set_max_pages, 0)
     with pytest.raises(StoreUnavailable):
         await gateway.intake.accept(big, cursor(5))
     assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {}
-    await store.write(set_max_pages, None)
+    await gateway.store.write(set_max_pages, None)
     await gateway.intake.accept(big, cursor(5))
     await gateway.quiet()
     assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
 
 
-async def test_a_locked_database_delays_and_loses_nothing(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+async def test_a_locked_database_delays_and_loses_nothing(serve: Serve, store: Store) -> None:
+    async with serve(sessions={"merge_seconds": 0}) as gateway:
         with locked_by_another_process(place_of(store), 0.5):
             await asyncio.gather(*(gateway.say(f"m{number}") for number in range(3)))
         assert sorted(await gateway.replies(3)) == [f"echo: m{number}" for number in range(3)]
@@ -148,12 +146,10 @@ async def test_replaying_any_event_starts_nothing(gateway: TestGateway) -> None:
     assert await gateway.rows("SELECT * FROM inbox") == inbox
 
 
-async def test_an_event_cancelled_after_its_commit_is_answered_when_repeated(
-    gateway: TestGateway, store: Store
-) -> None:
+async def test_an_event_cancelled_after_its_commit_is_answered_when_repeated(gateway: TestGateway) -> None:
     for line in ("hello", "/whoami"):
         message = gateway.message(line)
-        async with one_batch(store):
+        async with one_batch(gateway.store):
             accepting = asyncio.create_task(gateway.intake.accept(message))
             await settled(0.02)
             accepting.cancel()
@@ -165,8 +161,8 @@ async def test_an_event_cancelled_after_its_commit_is_answered_when_repeated(
     assert "telegram:1" in gateway.adapter.texts()[1]
 
 
-async def test_a_flood_from_one_sender_is_refused_once_and_others_are_accepted(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"messages_per_minute": 0}) as gateway:
+async def test_a_flood_from_one_sender_is_refused_once_and_others_are_accepted(serve: Serve) -> None:
+    async with serve(sessions={"messages_per_minute": 0}) as gateway:
         hang = await hanging(gateway, chat=GROUP)
         for number in range(MAX_WAITING + 7):
             await gateway.say(f"m{number}", chat=GROUP)
@@ -195,8 +191,8 @@ async def test_in_a_shared_group_the_model_sees_the_sender(gateway: TestGateway)
     assert gateway.model.requests[-1].style.is_shared
 
 
-async def test_per_user_keeps_people_of_a_group_apart(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"groups": "per_user"}) as gateway:
+async def test_per_user_keeps_people_of_a_group_apart(serve: Serve) -> None:
+    async with serve(sessions={"groups": "per_user"}) as gateway:
         await gateway.ask("from ann", chat=GROUP)
         hang = await hanging(gateway, "ann again", chat=GROUP)
         await gateway.say("from bob", chat=GROUP, sender=BOB)
@@ -257,8 +253,8 @@ async def test_an_edit_needs_access_and_authorship(gateway: TestGateway) -> None
     assert (await gateway.replies(2, GROUP))[1] == "echo: mine"
 
 
-async def test_per_user_edits_reach_their_own_conversation(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"groups": "per_user"}) as gateway:
+async def test_per_user_edits_reach_their_own_conversation(serve: Serve) -> None:
+    async with serve(sessions={"groups": "per_user"}) as gateway:
         hang = await hanging(gateway, chat=GROUP)
         message = await gateway.say("wrnog", chat=GROUP)
         await gateway.edit(message, "right")
@@ -266,8 +262,8 @@ async def test_per_user_edits_reach_their_own_conversation(store: Store, tmp_pat
         assert (await gateway.replies(2, GROUP))[1] == "echo: right"
 
 
-async def test_a_deleted_message_that_waits_is_not_answered(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+async def test_a_deleted_message_that_waits_is_not_answered(serve: Serve) -> None:
+    async with serve(sessions={"merge_seconds": 0}) as gateway:
         hang = await hanging(gateway)
         gone = await gateway.say("gone")
         await gateway.say("kept")

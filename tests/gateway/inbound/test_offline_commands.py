@@ -1,7 +1,6 @@
 """Commands while the database is locked or full: one reply within a second."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ from gateway.inbound.offline import NOT_TAKEN, STOPPED
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
 from tests.databases import place_of
-from tests.gateway.helpers import EVE, GROUP, TestGateway, calls, eventually, hanging, serving, settled
+from tests.gateway.helpers import EVE, GROUP, Serve, TestGateway, calls, eventually, hanging, settled
 from tests.gateway.turns.test_lanes import tool
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
 
@@ -17,9 +16,9 @@ LOCK_SECONDS = 60.0
 """Maximum length of a lock, which usually ends with its block."""
 
 
-async def test_status_answers_once_from_memory_while_the_database_is_locked(gateway: TestGateway, store: Store) -> None:
+async def test_status_answers_once_from_memory_while_the_database_is_locked(gateway: TestGateway) -> None:
     hang = await hanging(gateway)
-    with locked_by_another_process(place_of(store), LOCK_SECONDS):
+    with locked_by_another_process(place_of(gateway.store), LOCK_SECONDS):
         saying = asyncio.create_task(gateway.say("/status"))
         await eventually(gateway.adapter.texts, "an answer")
         assert not saying.done()
@@ -33,33 +32,31 @@ async def test_status_answers_once_from_memory_while_the_database_is_locked(gate
     assert await gateway.replies(2) == [said, "finally"]
 
 
-async def test_a_status_whose_answer_from_memory_was_lost_is_answered_when_it_is_stored(
-    gateway: TestGateway, store: Store
-) -> None:
+async def test_a_status_whose_answer_from_memory_was_lost_is_answered_when_it_is_stored(gateway: TestGateway) -> None:
     gateway.adapter.troubles.append(PlatformUnavailable("no network"))
-    with locked_by_another_process(place_of(store), 1.5):
+    with locked_by_another_process(place_of(gateway.store), 1.5):
         await gateway.say("/status")
     [said] = await gateway.replies(1)
     assert "Conversation: none yet" in said
 
 
-async def test_a_status_repeated_on_a_full_disk_is_answered_once(gateway: TestGateway, store: Store) -> None:
+async def test_a_status_repeated_on_a_full_disk_is_answered_once(gateway: TestGateway) -> None:
     await gateway.ask("warm up")
     status = gateway.message("/status" + " " * 50_000)
-    await store.write(set_max_pages, 0)
+    await gateway.store.write(set_max_pages, 0)
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
             await gateway.intake.accept(status)
-    await store.write(set_max_pages, None)
+    await gateway.store.write(set_max_pages, None)
     await gateway.intake.accept(status)
     await gateway.quiet()
     await settled()
     assert ["Database: cannot be written" in text for text in gateway.adapter.texts()] == [False, True]
 
 
-async def test_an_offline_stop_is_answered_at_once_and_confirmed_later(gateway: TestGateway, store: Store) -> None:
+async def test_an_offline_stop_is_answered_at_once_and_confirmed_later(gateway: TestGateway) -> None:
     await hanging(gateway)
-    with locked_by_another_process(place_of(store), LOCK_SECONDS):
+    with locked_by_another_process(place_of(gateway.store), LOCK_SECONDS):
         saying = asyncio.create_task(gateway.say("/stop"))
         await eventually(lambda: gateway.adapter.texts() == [STOPPED], "an answer")
         assert gateway.model.running == 0
@@ -68,9 +65,9 @@ async def test_an_offline_stop_is_answered_at_once_and_confirmed_later(gateway: 
     assert await gateway.turns_of() == [("stopped", "q")]
 
 
-async def test_an_offline_steer_is_not_acknowledged_before_it_is_stored(store: Store, tmp_path: Path) -> None:
+async def test_an_offline_steer_is_not_acknowledged_before_it_is_stored(serve: Serve, store: Store) -> None:
     gate = asyncio.Event()
-    async with serving(store, tmp_path, tools=[tool("look", lambda: gate)]) as gateway:
+    async with serve(tools=[tool("look", lambda: gate)]) as gateway:
         gateway.model.script.append(calls("look"))
         await gateway.say("q")
         await gateway.until_rows("SELECT 1 FROM tool_runs")
@@ -83,8 +80,8 @@ async def test_an_offline_steer_is_not_acknowledged_before_it_is_stored(store: S
 
 
 @pytest.mark.parametrize("line", ["/help", "/new", "/queue later"])
-async def test_other_offline_commands_get_a_notice_and_run_later(gateway: TestGateway, store: Store, line: str) -> None:
-    with locked_by_another_process(place_of(store), LOCK_SECONDS):
+async def test_other_offline_commands_get_a_notice_and_run_later(gateway: TestGateway, line: str) -> None:
+    with locked_by_another_process(place_of(gateway.store), LOCK_SECONDS):
         saying = asyncio.create_task(gateway.say(line))
         await eventually(lambda: gateway.adapter.texts() == [NOT_TAKEN], "an answer")
     await saying

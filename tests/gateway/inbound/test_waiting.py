@@ -8,7 +8,6 @@ import pytest
 
 from gateway.inbound.offline import GOES_ON, WAITS
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
-from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, ChatKind, InboundMessage
 from tests.databases import place_of
 from tests.gateway.helpers import EVE, GROUP, TestGateway, answer, eventually, settled
@@ -27,9 +26,9 @@ async def unstored(gateway: TestGateway, text: str = "hello") -> InboundMessage:
     return message
 
 
-async def test_a_locked_database_sends_one_notice_and_one_when_it_recovers(gateway: TestGateway, store: Store) -> None:
+async def test_a_locked_database_sends_one_notice_and_one_when_it_recovers(gateway: TestGateway) -> None:
     gateway.intake.waiting.seconds = 0.2
-    with locked_by_another_process(place_of(store), 1.5):
+    with locked_by_another_process(place_of(gateway.store), 1.5):
         saying = [asyncio.create_task(gateway.say(text)) for text in ("one", "two")]
         await eventually(lambda: gateway.adapter.texts() == [WAITS], "a notice")
         await asyncio.gather(*saying)
@@ -39,7 +38,7 @@ async def test_a_locked_database_sends_one_notice_and_one_when_it_recovers(gatew
     assert sorted(re.findall("one|two", " ".join(answers))) == ["one", "two"]  # of one turn, or two
 
 
-async def test_a_full_disk_sends_one_notice_for_repeated_messages(gateway: TestGateway, store: Store) -> None:
+async def test_a_full_disk_sends_one_notice_for_repeated_messages(gateway: TestGateway) -> None:
     await gateway.ask("warm up")
     gateway.intake.waiting.seconds = 0.1
     gateway.model.script.append(answer("here I am"))
@@ -48,7 +47,7 @@ async def test_a_full_disk_sends_one_notice_for_repeated_messages(gateway: TestG
     with pytest.raises(StoreUnavailable):
         await gateway.intake.accept(message)
     await settled(0.3)
-    await store.write(set_max_pages, None)
+    await gateway.store.write(set_max_pages, None)
     await gateway.intake.accept(message)
     assert (await gateway.replies(4))[1:] == [WAITS, GOES_ON, "here I am"]
 
@@ -70,33 +69,33 @@ async def test_a_chat_waiting_behind_another_chat_also_gets_the_notice(gateway: 
     assert await gateway.replies(3, OTHER) == [WAITS, GOES_ON, "echo: behind"]
 
 
-async def test_a_short_wait_is_not_mentioned(gateway: TestGateway, store: Store) -> None:
+async def test_a_short_wait_is_not_mentioned(gateway: TestGateway) -> None:
     gateway.intake.waiting.seconds = 1.0
-    with locked_by_another_process(place_of(store), 0.3):
+    with locked_by_another_process(place_of(gateway.store), 0.3):
         assert await gateway.ask("hello") == "echo: hello"
     await settled(1.2)
     assert len(gateway.adapter.requests) == 1
 
 
-async def test_without_a_waiting_notice_no_recovery_notice_is_sent(gateway: TestGateway, store: Store) -> None:
+async def test_without_a_waiting_notice_no_recovery_notice_is_sent(gateway: TestGateway) -> None:
     await gateway.ask("warm up")
     gateway.intake.waiting.seconds = 0.1
     gateway.model.script.append(answer("here I am"))
     gateway.adapter.troubles.append(PlatformUnavailable("no network"))
     message = await unstored(gateway)
     await eventually(lambda: len(gateway.adapter.requests) == 2, "a notice is tried")
-    await store.write(set_max_pages, None)
+    await gateway.store.write(set_max_pages, None)
     await gateway.intake.accept(message)
     assert (await gateway.replies(2))[1:] == ["here I am"]
 
 
-async def test_the_web_page_keeps_the_text_so_no_message_waits(gateway: TestGateway, store: Store) -> None:
+async def test_the_web_page_keeps_the_text_so_no_message_waits(gateway: TestGateway) -> None:
     await gateway.ask("warm up")
     gateway.intake.waiting.seconds = 0.1
-    await store.write(set_max_pages, 0)
+    await gateway.store.write(set_max_pages, 0)
     message = replace(gateway.message("hello" + " " * 100_000), chat_kind=ChatKind.LOCAL)
     with pytest.raises(StoreUnavailable):
         await gateway.intake.accept(message)
     await settled(0.3)
     assert len(gateway.adapter.requests) == 1
-    await store.write(set_max_pages, None)
+    await gateway.store.write(set_max_pages, None)

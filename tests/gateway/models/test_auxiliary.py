@@ -18,9 +18,8 @@ from gateway.models.selection import route_of
 from gateway.models.window import window_of
 from hermes_state.store.writer import Store
 from hermes_state.values import SystemClock
-from tests.gateway.config.test_config import Load, home, load, refusal
-
-__all__ = ["home", "load"]
+from tests.gateway.config.test_config import refusal
+from tests.gateway.helpers import Load
 
 MAIN = "model: {name: main, api_key: key-of-main, aliases: {fast: {name: quick, context_length: 50000}}}\n"
 
@@ -57,8 +56,7 @@ def test_the_configured_summary_model_or_mode_decides_who_writes_summaries(
     load: Load, settings: str, name: str
 ) -> None:
     config = load(f"{MAIN}auxiliary: {{compression: {{{settings}}}}}").config
-    assert who(config, "compression") == name
-    assert [who(config, other) for other in ROUTED] == ["chosen"] * 4
+    assert (who(config, "compression"), [who(config, other) for other in ROUTED]) == (name, ["chosen"] * 4)
 
 
 @pytest.mark.parametrize("task", ROUTED)
@@ -121,8 +119,7 @@ def test_a_summary_models_window_limits_only_its_input(load: Load) -> None:
     config = load(yaml).config
     route = route_for(config, "compression", config.model.route)
     assert route is not None
-    assert route.context_length == 8_192
-    assert window_of(config)[0].threshold == 64_000
+    assert (route.context_length, window_of(config)[0].threshold) == (8_192, 64_000)
     config = load(MAIN + "auxiliary: {compression: {model: fast, context_length: 9000}, title: fast}").config
     sizes = [route_for(config, task, live(config)) for task in ("compression", "title")]
     assert [route.context_length for route in sizes if route is not None] == [9_000, 50_000]

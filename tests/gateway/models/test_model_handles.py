@@ -27,7 +27,7 @@ from tests.agent.engines.test_loader import ENGINE
 from tests.agent.model.asking import ask, request
 from tests.fakes import fake_llm, labkit
 from tests.gateway.cli.test_plugin_list import put
-from tests.gateway.helpers import serving
+from tests.gateway.helpers import Serve
 
 MODEL = {
     "name": "big",
@@ -98,8 +98,7 @@ async def test_overrides_for_a_model_apply_only_to_that_model(store: Store, tmp_
     compression = {"models": {"small": {"threshold": 0.3}}}
     models, config = models_of(store, tmp_path, compression=compression)
     small, home = (model_named(models, config, name).limits for name in ("small", "home"))
-    assert small.threshold == 16_384 * 3 // 10
-    assert home.threshold == home.context_length // 2
+    assert (small.threshold, home.threshold) == (16_384 * 3 // 10, home.context_length // 2)
 
 
 async def test_a_plugin_engine_learns_each_answering_model(store: Store, tmp_path: Path) -> None:
@@ -168,9 +167,9 @@ async def test_the_default_output_limit_for_claude_leaves_room_for_the_prompt(
     assert (row["outcome"], row["max_tokens"]) == ("ok", limit)
 
 
-async def test_only_models_with_vision_get_images(store: Store, tmp_path: Path) -> None:
+async def test_only_models_with_vision_get_images(serve: Serve) -> None:
     settings = {"aliases": {"seeing": {"name": "seer", "images": True}}}
-    async with serving(store, tmp_path, model=settings) as gateway:
+    async with serve(model=settings) as gateway:
         row = gateway.message("what is this")
         await gateway.intake.accept(row)
         await gateway.quiet()

@@ -1,10 +1,10 @@
 """In-process gateway whose model has a small window and counts its prompts."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -92,6 +92,10 @@ async def talking(
         await say_much(gateway, range(count))
         yield gateway
         await agent.close()
+
+
+Talk: TypeAlias = Callable[..., AbstractAsyncContextManager[TestGateway]]
+"""`talking` with the store, the folder and the model of the test."""
 
 
 async def say_much(gateway: TestGateway, numbers: range) -> None:

@@ -33,18 +33,6 @@ from tests.sandboxes import needs_sandbox
 TELEGRAM_TOKEN = "123456:LABTOKEN"
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    path = tmp_path / "home"
-    path.mkdir(mode=0o700)
-    return path
-
-
-@pytest.fixture
-def environ(home: Path, tmp_path: Path) -> dict[str, str]:
-    return {"HOME": str(tmp_path), "HERMES_HOME": str(home), "PATH": os.environ["PATH"]}
-
-
 def findings(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, CheckResult]:
     """Return the findings by check: the worst one if a check has several."""
     environ = {**store_environ(Path(environ["HERMES_HOME"], "state.db")), **environ}
@@ -215,6 +203,15 @@ async def test_tokens_are_tested_only_with_online(environ: dict[str, str]) -> No
         assert "1:WRONG" not in wrong["telegram"].text
 
 
+async def asked(
+    environ: Mapping[str, str], app: web.Application, name: str, path: str = "/v1"
+) -> tuple[CheckResult, str]:
+    """Return the finding about a model on this server, and the server's address."""
+    async with Server(app) as server:
+        variables = {**environ, "HERMES_MODEL__NAME": name, "HERMES_MODEL__BASE_URL": f"{server.url}{path}"}
+        return (await examined(variables))["model"], server.url
+
+
 async def test_the_models_server_is_asked(environ: dict[str, str]) -> None:
     async with Server(fake_llm.make_app()) as llm:
         variables = {**environ, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
@@ -291,9 +288,8 @@ def listing(*names: str, root: str = "/v1", **more: Any) -> web.Application:
     ],
 )
 async def test_a_model_may_be_listed_in_a_longer_form(environ: dict[str, str], name: str, names: list[str]) -> None:
-    async with Server(listing("another", *names)) as server:
-        variables = {**environ, "HERMES_MODEL__NAME": name, "HERMES_MODEL__BASE_URL": f"{server.url}/v1"}
-        assert (await examined(variables))["model"].verdict is CheckStatus.FINE
+    found, _ = await asked(environ, listing("another", *names), name)
+    assert found.verdict is CheckStatus.FINE
 
 
 @pytest.mark.parametrize(
@@ -308,17 +304,14 @@ async def test_a_model_may_be_listed_in_a_longer_form(environ: dict[str, str], n
 async def test_an_unlisted_model_fails_with_the_nearest_names(
     environ: dict[str, str], name: str, names: list[str], words: str
 ) -> None:
-    async with Server(listing(*names)) as server:
-        variables = {**environ, "HERMES_MODEL__NAME": name, "HERMES_MODEL__BASE_URL": f"{server.url}/v1"}
-        found = (await examined(variables))["model"]
+    found, _ = await asked(environ, listing(*names), name)
     assert found.verdict is CheckStatus.FAILED
     assert words in found.text
 
 
 async def test_a_server_with_one_model_accepts_any_name(environ: dict[str, str]) -> None:
-    async with Server(listing("/models/some.gguf", owned_by="llamacpp")) as server:
-        variables = {**environ, "HERMES_MODEL__NAME": "anything", "HERMES_MODEL__BASE_URL": f"{server.url}/v1"}
-        assert (await examined(variables))["model"].verdict is CheckStatus.FINE
+    found, _ = await asked(environ, listing("/models/some.gguf", owned_by="llamacpp"), "anything")
+    assert found.verdict is CheckStatus.FINE
 
 
 @pytest.mark.parametrize(
@@ -327,22 +320,16 @@ async def test_a_server_with_one_model_accepts_any_name(environ: dict[str, str])
 async def test_an_address_without_its_path_fails_with_the_right_address(
     environ: dict[str, str], root: str, written: str
 ) -> None:
-    async with Server(listing("m", root=root)) as server:
-        variables = {**environ, "HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": f"{server.url}{written}"}
-        found = (await examined(variables))["model"]
+    found, url = await asked(environ, listing("m", root=root), "m", written)
     assert found.verdict is CheckStatus.FAILED
-    assert f"did you mean {server.url}{root}?" in found.text
+    assert f"did you mean {url}{root}?" in found.text
 
 
 async def test_a_server_without_a_list_is_fine_if_it_accepts_calls(environ: dict[str, str]) -> None:
-    async with Server(listing()) as server:
-        variables = {**environ, "HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": f"{server.url}/v1"}
-        found = (await examined(variables))["model"]
-        assert (found.verdict, found.text) == (
-            CheckStatus.FINE,
-            f"The model's server answers at {server.url}/v1. It has no model list, so the name could not be checked.",
-        )
-        lost = (await examined({**variables, "HERMES_MODEL__BASE_URL": server.url}))["model"]
+    found, url = await asked(environ, listing(), "m")
+    no_list = f"The model's server answers at {url}/v1. It has no model list, so the name could not be checked."
+    assert (found.verdict, found.text) == (CheckStatus.FINE, no_list)
+    lost, _ = await asked(environ, listing(), "m", "")
     assert lost.verdict is CheckStatus.FAILED
     assert "base_url has no path" in lost.text
 
@@ -398,14 +385,8 @@ async def test_a_probe_follows_no_redirect_with_its_key(environ: dict[str, str])
 
     app = web.Application()
     app.router.add_route("*", "/{anything:.*}", redirect)
-    async with Server(app) as server:
-        variables = {
-            **environ,
-            "HERMES_MODEL__NAME": "m",
-            "HERMES_MODEL__BASE_URL": server.url,
-            "OPENAI_API_KEY": "sk-1",
-        }
-        assert (await examined(variables))["model"].verdict is CheckStatus.FAILED
+    found, _ = await asked({**environ, "OPENAI_API_KEY": "sk-1"}, app, "m", "")
+    assert found.verdict is CheckStatus.FAILED
     assert seen == ["/models"]
 
 

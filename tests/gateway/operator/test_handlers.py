@@ -9,11 +9,10 @@ from gateway.operator.handlers import OperatorHandler
 from gateway.outbound.adapters import AdapterRegistry
 from hermes_state.errors import AuthRejected, CommandError
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.store.writer import Store
 from platforms.local import LocalAdapter, LocalSettings
 from platforms.local.access import BrowserAccessControl
 from tests.databases import IS_POSTGRES
-from tests.gateway.helpers import EVE, Hang, TestGateway, serving
+from tests.gateway.helpers import EVE, Serve, TestGateway, hanging
 from tests.platforms.contract import RecordingIntake, running
 
 
@@ -34,65 +33,58 @@ def operator(gateway: TestGateway, adapters: AdapterRegistry | None = None) -> O
     )
 
 
-async def test_status_shows_the_state_of_the_daemon(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
-        await gateway.say("hi", sender=EVE)
-        said = await operator(gateway).handlers()["status"]({})
-        orjson.dumps(said)
-        assert said["turns_running"] == 1
-        assert said["model"] == "scripted"
-        assert said["platforms"]["telegram"]["state"] == "running"
-        assert said["not_stored"] == {"unaddressed": 0, "bot": 0, "stranger": 1, "denied": 0}
-        assert said["vitals"]["is_ready"]
-        gateway.adapters.is_certain = lambda: False  # a node without a seat
-        assert not (await operator(gateway).handlers()["status"]({}))["vitals"]["is_ready"]
-        gateway.adapters.is_certain = lambda: True
-        hang.release()
-        await gateway.quiet()
+async def test_status_shows_the_state_of_the_daemon(gateway: TestGateway) -> None:
+    hang = await hanging(gateway)
+    await gateway.say("hi", sender=EVE)
+    said = await operator(gateway).handlers()["status"]({})
+    orjson.dumps(said)
+    assert (said["turns_running"], said["model"]) == (1, "scripted")
+    assert said["platforms"]["telegram"]["state"] == "running"
+    assert said["not_stored"] == {"unaddressed": 0, "bot": 0, "stranger": 1, "denied": 0}
+    assert said["vitals"]["is_ready"]
+    gateway.adapters.is_certain = lambda: False  # a node without a seat
+    assert not (await operator(gateway).handlers()["status"]({}))["vitals"]["is_ready"]
+    gateway.adapters.is_certain = lambda: True
+    hang.release()
+    await gateway.quiet()
 
 
-async def test_status_and_doctor_show_paused_models(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        ask = operator(gateway).handlers()
-        assert (await ask["status"]({}))["routes"] == [{"model": "scripted", "route": "scripted"}]
-        checks = ["database", "cluster" if IS_POSTGRES else "search", "context", "platforms"]
-        assert [finding.check for finding in await ask["doctor"]({})] == checks
-        for _ in range(3):
-            gateway.live.models.configured.client.breaker.failed(AuthRejected("x"))
-        [route] = (await ask["status"]({}))["routes"]
-        assert (route["paused_seconds"], route["reason"]) == (30, "rejects our API key")
-        [finding] = [finding for finding in await ask["doctor"]({}) if finding.check == "route"]
-        assert finding.verdict == "warning"
-        assert finding.text == "scripted (scripted) rejects our API key; it is paused for 30 s."
+async def test_status_and_doctor_show_paused_models(gateway: TestGateway) -> None:
+    ask = operator(gateway).handlers()
+    assert (await ask["status"]({}))["routes"] == [{"model": "scripted", "route": "scripted"}]
+    checks = ["database", "cluster" if IS_POSTGRES else "search", "context", "platforms"]
+    assert [finding.check for finding in await ask["doctor"]({})] == checks
+    for _ in range(3):
+        gateway.live.models.configured.client.breaker.failed(AuthRejected("x"))
+    [route] = (await ask["status"]({}))["routes"]
+    assert (route["paused_seconds"], route["reason"]) == (30, "rejects our API key")
+    [finding] = [finding for finding in await ask["doctor"]({}) if finding.check == "route"]
+    assert finding.verdict == "warning"
+    assert finding.text == "scripted (scripted) rejects our API key; it is paused for 30 s."
 
 
-async def test_access_is_approved_and_revoked_from_the_command_line(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        ask = operator(gateway).handlers()
-        code = (await gateway.ask("hi", sender=EVE)).split("`")[1]
-        [waiting] = await ask["pair.list"]({})
-        assert (waiting["user"], waiting["state"]) == (EVE.ref, "pending")
-        with pytest.raises(CommandError, match="role"):
-            await ask["pair.approve"]({"code": code, "role": "king"})
-        approved = await ask["pair.approve"]({"code": code})
-        orjson.dumps(approved)
-        assert (approved["user"], approved["role"], approved["state"]) == (EVE.ref, "user", "approved")
-        assert len(await gateway.replies(2)) == 2, "the code and the welcome"
-        assert await gateway.ask("hi", sender=EVE) == "echo: hi"
+async def test_access_is_approved_and_revoked_from_the_command_line(gateway: TestGateway) -> None:
+    ask = operator(gateway).handlers()
+    code = (await gateway.ask("hi", sender=EVE)).split("`")[1]
+    [waiting] = await ask["pair.list"]({})
+    assert (waiting["user"], waiting["state"]) == (EVE.ref, "pending")
+    with pytest.raises(CommandError, match="role"):
+        await ask["pair.approve"]({"code": code, "role": "king"})
+    approved = await ask["pair.approve"]({"code": code})
+    orjson.dumps(approved)
+    assert (approved["user"], approved["role"], approved["state"]) == (EVE.ref, "user", "approved")
+    assert len(await gateway.replies(2)) == 2, "the code and the welcome"
+    assert await gateway.ask("hi", sender=EVE) == "echo: hi"
+    await ask["pair.revoke"]({"user": EVE.ref})
+    assert gateway.access.role_of(EVE.ref) is None
+    with pytest.raises(CommandError):
         await ask["pair.revoke"]({"user": EVE.ref})
-        assert gateway.access.role_of(EVE.ref) is None
-        with pytest.raises(CommandError):
-            await ask["pair.revoke"]({"user": EVE.ref})
-        with pytest.raises(CommandError):
-            await ask["pair.approve"]({})
+    with pytest.raises(CommandError):
+        await ask["pair.approve"]({})
 
 
-async def test_look_ups_hide_configured_secrets(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, model={"api_key": "plainwordsecret"}) as gateway:
+async def test_look_ups_hide_configured_secrets(serve: Serve) -> None:
+    async with serve(model={"api_key": "plainwordsecret"}) as gateway:
         await gateway.ask("the door opens with plainwordsecret")
         ask = operator(gateway).handlers()
         found = await ask["search"]({"words": "door", "role": "user"})
@@ -111,29 +103,26 @@ def web_chat(gateway: TestGateway, folder: Path) -> LocalAdapter:
     return LocalAdapter(settings, store=gateway.store, files=files, menu=(), clock=clock, state_dir=folder)
 
 
-async def test_the_link_to_the_web_chat_is_returned(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        local = web_chat(gateway, tmp_path)
-        ask = operator(gateway, AdapterRegistry({"local": local})).handlers()["local.url"]
-        assert await ask({}) == {"url": None}
-        async with running(local, RecordingIntake()):
-            url = (await ask({}))["url"]
-            assert url.startswith(f"{local.url}?token=")
-        with pytest.raises(CommandError, match="disabled"):
-            await operator(gateway).handlers()["local.url"]({})
+async def test_the_link_to_the_web_chat_is_returned(gateway: TestGateway, tmp_path: Path) -> None:
+    local = web_chat(gateway, tmp_path)
+    ask = operator(gateway, AdapterRegistry({"local": local})).handlers()["local.url"]
+    assert await ask({}) == {"url": None}
+    async with running(local, RecordingIntake()):
+        assert (await ask({}))["url"].startswith(f"{local.url}?token=")
+    with pytest.raises(CommandError, match="disabled"):
+        await operator(gateway).handlers()["local.url"]({})
 
 
-async def test_signed_in_browsers_are_listed_and_signed_out(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        access = BrowserAccessControl(store, gateway.clock)
-        for agent in ("Firefox \x1b[2J", "Chrome"):
-            assert await access.exchange(access.mint(), agent) is not None
-        local = web_chat(gateway, tmp_path)
-        async with running(local, RecordingIntake()):
-            ask = operator(gateway, AdapterRegistry({"local": local})).handlers()
-            newest, oldest = await ask["local.browsers"]({})
-            assert (newest["agent"], oldest["agent"]) == ("Chrome", "Firefox [2J")
-            assert await ask["local.revoke"]({"id": oldest["id"]}) == {"signed_out": 1}
-            assert await ask["local.browsers"]({}) == [newest]
-            assert await ask["local.revoke"]({}) == {"signed_out": 1}
-            assert await ask["local.browsers"]({}) == []
+async def test_signed_in_browsers_are_listed_and_signed_out(gateway: TestGateway, tmp_path: Path) -> None:
+    access = BrowserAccessControl(gateway.store, gateway.clock)
+    for agent in ("Firefox \x1b[2J", "Chrome"):
+        assert await access.exchange(access.mint(), agent) is not None
+    local = web_chat(gateway, tmp_path)
+    async with running(local, RecordingIntake()):
+        ask = operator(gateway, AdapterRegistry({"local": local})).handlers()
+        newest, oldest = await ask["local.browsers"]({})
+        assert (newest["agent"], oldest["agent"]) == ("Chrome", "Firefox [2J")
+        assert await ask["local.revoke"]({"id": oldest["id"]}) == {"signed_out": 1}
+        assert await ask["local.browsers"]({}) == [newest]
+        assert await ask["local.revoke"]({}) == {"signed_out": 1}
+        assert await ask["local.browsers"]({}) == []

@@ -3,16 +3,14 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from gateway.cli import app
 from gateway.operator.lookups import LOOKUPS, find_chat, find_place, look_up
 from gateway.operator.socket import serve_control
 from hermes_state.chats import ensure_chat
@@ -34,11 +32,11 @@ from hermes_state.values import (
     SessionId,
     ToolCall,
 )
-from tests.databases import open_store, store_environ
+from tests.databases import open_store
+from tests.gateway.helpers import Run
 from tests.hermes_state.rows import START, exchange, key_of, migrated
 from tests.hermes_state.search.test_full_text import start
 
-Run: TypeAlias = Callable[..., Result]
 KEY = "sk-abcdefghij0123456789"
 LINEAGE_FIELDS = [
     *("session", "parent", "depth", "kind", "lineage", "platform", "chat", "started_at", "ended_at", "end_reason"),
@@ -49,22 +47,8 @@ SEARCH_FIELDS = ["message", "session", "lineage", "chat", "role", "at", "text", 
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    path = tmp_path / "home"
-    path.mkdir(mode=0o700)
-    return path
-
-
-@pytest.fixture
-def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    for name in ("OPENAI_API_KEY", "TELEGRAM_BOT_TOKEN", "DISCORD_BOT_TOKEN", "CREDENTIALS_DIRECTORY"):
-        monkeypatch.delenv(name, raising=False)
-
-    def runner(*words: str, **variables: str) -> Result:
-        environ = {"HERMES_HOME": str(home), "COLUMNS": "200", **store_environ(home / "state.db"), **variables}
-        return CliRunner().invoke(app, list(words), env=environ)
-
-    return runner
+def environ(environ: dict[str, str]) -> dict[str, str]:
+    return {**environ, "COLUMNS": "200"}
 
 
 def fill(db: sqlite3.Connection) -> LineageId:
@@ -143,16 +127,14 @@ async def test_lineage_prints_exactly_the_promised_fields_oldest_first(run: Run,
     assert (tip["ended_at"], tip["end_reason"]) == (None, None)
     assert await said(run, home, "lineage", tip["session"][:8]) == [root, tip]
     everything = await said(run, home, "lineage")
-    assert everything[:3] == rows
-    assert everything[3]["chat"] == "telegram:-7"
+    assert (everything[:3], everything[3]["chat"]) == (rows, "telegram:-7")
     assert await said(run, home, "lineage", "--limit", "1") == everything[3:]
 
 
 async def test_search_prints_exactly_the_promised_fields_in_the_order_asked_for(run: Run, home: Path) -> None:
     await filled(home)
     best = await said(run, home, "search", "door", "--role", "user")
-    assert [list(row) for row in best] == [SEARCH_FIELDS] * 3
-    assert best[0]["text"] == "a door door door"
+    assert ([list(row) for row in best], best[0]["text"]) == ([SEARCH_FIELDS] * 3, "a door door door")
     assert [row["score"] for row in best] == sorted((row["score"] for row in best), reverse=True)
     newest = await said(run, home, "search", "door", "--newest")
     assert [row["at"] for row in newest] == [START + 5_000, START + 2_000, START]
@@ -168,8 +150,7 @@ async def test_a_hit_names_the_session_of_its_message(run: Run, home: Path) -> N
     await filled(home)
     (hit,) = await said(run, home, "search", "red")
     chain = {row["session"]: row for row in await said(run, home, "lineage", hit["session"])}
-    assert chain[hit["session"]]["depth"] == 0
-    assert chain[hit["session"]]["lineage"] == hit["lineage"]
+    assert (chain[hit["session"]]["depth"], chain[hit["session"]]["lineage"]) == (0, hit["lineage"])
     around = await said(run, home, "history", hit["message"])
     assert hit["message"] in [row["message"] for row in around]
     assert {row["session"] for row in around} == {hit["session"]}
@@ -216,8 +197,7 @@ async def test_history_shows_the_original_messages_of_the_whole_conversation(run
     rows = await said(run, home, "history", "telegram:42")
     assert [row["text"] for row in rows] == [f"the red door, {KEY}", "open", "and the window", "shut"]
     assert [row["taken_back"] for row in rows] == [False, True, False, False]
-    assert len({row["session"] for row in rows}) == 2
-    assert {row["lineage"] for row in rows} == {rows[0]["session"]}
+    assert (len({row["session"] for row in rows}), {row["lineage"] for row in rows}) == (2, {rows[0]["session"]})
     assert (rows[0]["sender"], rows[0]["origin"], rows[0]["at"]) == ("telegram:1", "human", START + 2_000)
     assert await said(run, home, "history", rows[0]["session"]) == rows
     assert await said(run, home, "history", rows[0]["session"], "--session") == rows[:2]
@@ -251,8 +231,7 @@ async def test_sessions_lists_conversations_of_all_chats_the_most_recently_used_
         ("telegram:42", 4, 2, True),
         ("telegram:42", 2, 1, False),
     ]
-    assert rows[1]["first_words"] == "the red door, [redacted]"
-    assert rows[2]["title"] == "the key is [redacted]"
+    assert (rows[1]["first_words"], rows[2]["title"]) == ("the red door, [redacted]", "the key is [redacted]")
     assert await said(run, home, "sessions", "telegram:42") == rows[1:]
     assert await said(run, home, "sessions", "--limit", "1") == rows[:1]
 
@@ -278,8 +257,7 @@ async def test_tables_for_people(run: Run, home: Path) -> None:
 
 async def test_an_empty_result_is_a_sentence_or_an_empty_list(run: Run, home: Path) -> None:
     for words in (("lineage",), ("search", "door"), ("sessions",), ("history", "telegram:42")):
-        assert json.loads(run(*words, "--json").output) == []
-        assert len(run(*words).output.splitlines()) == 1
+        assert (json.loads(run(*words, "--json").output), len(run(*words).output.splitlines())) == ([], 1)
 
 
 async def test_tool_rows_name_their_tool_and_calls(run: Run, home: Path) -> None:
@@ -300,8 +278,7 @@ async def test_tool_rows_name_their_tool_and_calls(run: Run, home: Path) -> None
     await store.write(tools)
     await store.close()
     rows = await said(run, home, "history", "telegram:42")
-    assert (rows[2]["calls"], rows[2]["text"], rows[3]["tool"]) == (["look"], "", "look")
-    assert len(rows[3]["text"]) == 900
+    assert (rows[2]["calls"], rows[2]["text"], rows[3]["tool"], len(rows[3]["text"])) == (["look"], "", "look", 900)
     shown = (await asyncio.to_thread(run, "history", "telegram:42")).output
     assert "(called look)" in shown
     assert "900 characters" in shown

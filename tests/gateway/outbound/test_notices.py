@@ -14,11 +14,17 @@ from hermes_state.sessions import set_context_state
 from hermes_state.store.writer import Store
 from hermes_state.values import SessionId
 from tests.gateway.helpers import Hang, TestGateway, answer, eventually, settled
-from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, say_much, talking
+from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, Talk, say_much, talking
 from tests.hermes_state.helpers import accept_rows, refuse_rows
 
 PRESSURE = "% of the way to the next compression"
 OFTEN = "This conversation has been compressed"
+
+
+@pytest.fixture
+async def gateway(talk: Talk) -> AsyncIterator[TestGateway]:
+    async with talk(length=100_000) as running:
+        yield running
 
 
 async def answer_reporting(gateway: TestGateway, model: CountingModel, tokens: int) -> str:
@@ -38,82 +44,75 @@ def notices(gateway: TestGateway, words: str) -> list[str]:
 # ---- pressure
 
 
-async def test_pressure_notice_is_shown_once_at_85_percent_of_the_threshold(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, length=100_000) as gateway:
-        assert PRESSURE not in await answer_reporting(gateway, model, 42_499)
-        told = await answer_reporting(gateway, model, 42_500)
-        assert told.startswith("echo: hello there")
-        assert "85 % of the way to the next compression (42,500 of 50,000 tokens)" in told
-        assert PRESSURE not in await answer_reporting(gateway, model, 43_000)
-        assert PRESSURE not in await answer_reporting(gateway, model, 49_000)
-        assert PRESSURE not in read_by_the_model(model)
-        [(count,)] = await gateway.rows("SELECT count(*) FROM messages WHERE text LIKE '%room before%'")
-        assert count == 0, "it belongs to what is shown, not to what was said"
+async def test_pressure_notice_is_shown_once_at_85_percent_of_the_threshold(
+    gateway: TestGateway, model: CountingModel
+) -> None:
+    assert PRESSURE not in await answer_reporting(gateway, model, 42_499)
+    told = await answer_reporting(gateway, model, 42_500)
+    assert told.startswith("echo: hello there")
+    assert "85 % of the way to the next compression (42,500 of 50,000 tokens)" in told
+    assert PRESSURE not in await answer_reporting(gateway, model, 43_000)
+    assert PRESSURE not in await answer_reporting(gateway, model, 49_000)
+    assert PRESSURE not in read_by_the_model(model)
+    [(count,)] = await gateway.rows("SELECT count(*) FROM messages WHERE text LIKE '%room before%'")
+    assert count == 0, "it belongs to what is shown, not to what was said"
 
 
-async def test_pressure_notice_is_shown_again_after_a_drop(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, length=100_000) as gateway:
-        told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_500, 30_000, 45_000, 45_100)]
-        assert [PRESSURE in text for text in told] == [True, False, False, True, False]
+async def test_pressure_notice_is_shown_again_after_a_drop(gateway: TestGateway, model: CountingModel) -> None:
+    told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_500, 30_000, 45_000, 45_100)]
+    assert [PRESSURE in text for text in told] == [True, False, False, True, False]
 
 
-async def test_a_pressure_notice_of_a_lost_answer_moves_to_the_next_answer(store: Store, tmp_path: Path) -> None:
+async def test_a_pressure_notice_of_a_lost_answer_moves_to_the_next_answer(
+    gateway: TestGateway, model: CountingModel
+) -> None:
     """The notice was not shown, because the answer was lost before its rows were stored."""
-    model = CountingModel()
-    async with talking(store, tmp_path, model, length=100_000) as gateway:
-        await store.write(refuse_rows, "UPDATE ON turns", "NEW.state = 'finished'")
-        assert (await answer_reporting(gateway, model, 45_000)).startswith("An internal error stopped my answer")
-        await store.write(accept_rows)
-        told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_100)]
-        assert [PRESSURE in text for text in told] == [True, False]
+    await gateway.store.write(refuse_rows, "UPDATE ON turns", "NEW.state = 'finished'")
+    assert (await answer_reporting(gateway, model, 45_000)).startswith("An internal error stopped my answer")
+    await gateway.store.write(accept_rows)
+    told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_100)]
+    assert [PRESSURE in text for text in told] == [True, False]
 
 
-async def test_pressure_can_be_switched_off(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, length=100_000, notices={"pressure": False}) as gateway:
+async def test_pressure_can_be_switched_off(talk: Talk, model: CountingModel) -> None:
+    async with talk(length=100_000, notices={"pressure": False}) as gateway:
         assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
 
 
-async def test_no_pressure_notice_when_compression_is_off(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
+async def test_no_pressure_notice_when_compression_is_off(talk: Talk, model: CountingModel) -> None:
     context = ContextSettings(enabled=False)
-    async with talking(store, tmp_path, model, length=100_000, context=context) as gateway:
+    async with talk(length=100_000, context=context) as gateway:
         assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
 
 
 @pytest.mark.parametrize("held_back", ['{"strikes":2,"blocked_at":54000}', '{"held_at":54000}'])
-async def test_no_pressure_notice_while_compression_is_blocked(store: Store, tmp_path: Path, held_back: str) -> None:
+async def test_no_pressure_notice_while_compression_is_blocked(
+    gateway: TestGateway, model: CountingModel, held_back: str
+) -> None:
     """Compression no longer helps or was just undone, so the threshold does not trigger a compression."""
-    model = CountingModel()
-    async with talking(store, tmp_path, model, length=100_000) as gateway:
-        await answer_reporting(gateway, model, 1_000)
-        await store.write(set_context_state, SessionId(1), held_back)
-        assert await answer_reporting(gateway, model, 55_000) == "echo: hello there"
+    await answer_reporting(gateway, model, 1_000)
+    await gateway.store.write(set_context_state, SessionId(1), held_back)
+    assert await answer_reporting(gateway, model, 55_000) == "echo: hello there"
 
 
-async def test_a_prompt_above_the_threshold_announces_a_compression_soon(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, length=100_000) as gateway:
-        told = await answer_reporting(gateway, model, 52_000)
-        assert "This conversation will be compressed soon (52,000 of 50,000 tokens)" in told
+async def test_a_prompt_above_the_threshold_announces_a_compression_soon(
+    gateway: TestGateway, model: CountingModel
+) -> None:
+    told = await answer_reporting(gateway, model, 52_000)
+    assert "This conversation will be compressed soon (52,000 of 50,000 tokens)" in told
 
 
-async def test_reasoning_and_answers_do_not_count_as_pressure(store: Store, tmp_path: Path) -> None:
+async def test_reasoning_and_answers_do_not_count_as_pressure(gateway: TestGateway, model: CountingModel) -> None:
     """An answer with 30,000 reasoning tokens does not count towards a prompt of 40,000 tokens."""
-    model = CountingModel()
-    async with talking(store, tmp_path, model, length=100_000) as gateway:
-        assert PRESSURE not in await answer_reporting(gateway, model, 40_000)
-        assert await gateway.rows("SELECT * FROM compressions") == []
+    assert PRESSURE not in await answer_reporting(gateway, model, 40_000)
+    assert await gateway.rows("SELECT * FROM compressions") == []
 
 
 # ---- compressions
 
 
-async def test_the_second_compression_shows_the_accuracy_notice(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}) as gateway:
+async def test_the_second_compression_shows_the_accuracy_notice(talk: Talk, model: CountingModel) -> None:
+    async with talk(length=8_192, notices={"pressure": False}) as gateway:
         events = "SELECT count(*) FROM compressions WHERE outcome = 'compressed'"
         done = number = 0
         while done < 3:
@@ -129,27 +128,23 @@ async def test_the_second_compression_shows_the_accuracy_notice(store: Store, tm
 
 
 def test_later_accuracy_notices_come_with_every_tenth_compression() -> None:
-    told = [count for count in range(40) if accuracy_sentence(count, NoticeConfig()) is not None]
-    assert told == [2, 10, 20, 30]
+    assert [count for count in range(40) if accuracy_sentence(count, NoticeConfig()) is not None] == [2, 10, 20, 30]
     assert "compressed 30 times" in (accuracy_sentence(30, NoticeConfig()) or "")
 
 
-async def test_a_second_manual_compression_has_the_notice_in_its_reply(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=24) as gateway:
+async def test_a_second_manual_compression_has_the_notice_in_its_reply(talk: Talk) -> None:
+    async with talk(count=24) as gateway:
         for expected in (False, True):
-            await gateway.say("/compress here 2")
-            await gateway.quiet()
+            await gateway.tell("/compress here 2")
             assert gateway.adapter.texts()[-1].startswith("Compressed: ")
             assert (f"{OFTEN} 2 times" in gateway.adapter.texts()[-1]) is expected
             await say_much(gateway, range(12))
         assert len(notices(gateway, OFTEN)) == 1
 
 
-async def test_the_accuracy_notice_can_be_switched_off(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
+async def test_the_accuracy_notice_can_be_switched_off(talk: Talk) -> None:
     quiet = {"pressure": False, "accuracy": False}
-    async with talking(store, tmp_path, model, length=8_192, notices=quiet, count=40) as gateway:
+    async with talk(length=8_192, notices=quiet, count=40) as gateway:
         [(done,)] = await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'")
         assert done >= 2
         assert all(text.startswith("echo: ") for text in gateway.adapter.texts())
@@ -242,21 +237,18 @@ async def test_a_failed_notice_does_not_lose_the_answer(store: Store, tmp_path: 
         await settled(0.2)
         hang.release()
         await gateway.quiet()
-        assert gateway.adapter.texts()[-1] == "echo: and now?"
-        assert notices(gateway, WAITING) == []
+        assert (gateway.adapter.texts()[-1], notices(gateway, WAITING)) == ("echo: and now?", [])
 
 
 # ---- failures
 
 
-async def test_a_failed_compression_is_reported_once_and_the_answer_arrives(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
+async def test_a_failed_compression_is_reported_once_and_the_answer_arrives(talk: Talk, model: CountingModel) -> None:
     model.summary = AuthRejected("401")
-    async with talking(store, tmp_path, model, length=16_384, notices={"pressure": False}) as gateway:
+    async with talk(length=16_384, notices={"pressure": False}) as gateway:
         number = 0
         while not await gateway.rows("SELECT 1 FROM compressions"):
-            await gateway.say(f"TICKET-{number}. {WORDS * 3}")
-            await gateway.quiet()
+            await gateway.tell(f"TICKET-{number}. {WORDS * 3}")
             number += 1
         [told] = notices(gateway, "could not compress")
         assert "Nothing was changed" in told
@@ -268,15 +260,13 @@ async def test_a_failed_compression_is_reported_once_and_the_answer_arrives(stor
         assert "could not compress" not in read_by_the_model(model)
 
 
-async def test_without_a_summary_the_notice_counts_the_listed_messages(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
+async def test_without_a_summary_the_notice_counts_the_listed_messages(talk: Talk, model: CountingModel) -> None:
     model.summary = answer("I will not do that.")
-    async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}) as gateway:
+    async with talk(length=8_192, notices={"pressure": False}) as gateway:
         number = 0
         while not notices(gateway, "could not summarise"):
             assert number < 40
-            await gateway.say(f"TICKET-{number}. {WORDS}")
-            await gateway.quiet()
+            await gateway.tell(f"TICKET-{number}. {WORDS}")
             number += 1
         [told] = notices(gateway, "could not summarise")
         assert "I kept a list of key points from" in told
@@ -284,32 +274,30 @@ async def test_without_a_summary_the_notice_counts_the_listed_messages(store: St
         assert "could not summarise" not in read_by_the_model(model)
 
 
-async def test_compression_without_effect_stops_and_the_notice_gives_alternatives(store: Store, tmp_path: Path) -> None:
+async def test_compression_without_effect_stops_and_the_notice_gives_alternatives(
+    talk: Talk, model: CountingModel
+) -> None:
     """The provider counts far too many tokens, so that no compression gets below the threshold."""
-    model = CountingModel()
     context = ContextSettings(protect_last_n=1, protect_first_n=0)
-    async with talking(store, tmp_path, model, length=32_768, context=context, notices={"pressure": False}) as gateway:
+    async with talk(length=32_768, context=context, notices={"pressure": False}) as gateway:
         await say_much(gateway, range(12))
         number = 12
         while not notices(gateway, "hardly shortens"):
             assert number < 40
             model.reported = 17_000 if number % 2 else 17_100
-            await gateway.say(f"TICKET-{number}. {WORDS * 4}")
-            await gateway.quiet()
+            await gateway.tell(f"TICKET-{number}. {WORDS * 4}")
             number += 1
         [told] = notices(gateway, "hardly shortens")
         assert "/new" in told
         assert "`/compress <topic>`" in told
         [(done,)] = await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'")
-        await gateway.say(f"once more. {WORDS}")
-        await gateway.quiet()
+        await gateway.tell(f"once more. {WORDS}")
         assert await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'") == [(done,)]
         assert len(notices(gateway, "hardly shortens")) == 1
 
 
-async def test_a_block_lifted_by_growth_stays_lifted(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}, count=2) as gateway:
+async def test_a_block_lifted_by_growth_stays_lifted(talk: Talk, store: Store) -> None:
+    async with talk(length=8_192, notices={"pressure": False}, count=2) as gateway:
 
         async def block(at: int) -> None:
             await store.write(set_context_state, SessionId(1), f'{{"strikes":2,"blocked_at":{at}}}')
@@ -327,36 +315,31 @@ async def test_a_block_lifted_by_growth_stays_lifted(store: Store, tmp_path: Pat
 # ---- too many messages
 
 
-async def test_the_message_limit_sends_a_notice(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
+async def test_the_message_limit_sends_a_notice(talk: Talk, model: CountingModel) -> None:
     context = ContextSettings(hard_message_limit=50)
-    async with talking(store, tmp_path, model, length=131_072, context=context) as gateway:
+    async with talk(length=131_072, context=context) as gateway:
         for number in range(26):
-            await gateway.say(f"short {number}")
-            await gateway.quiet()
+            await gateway.tell(f"short {number}")
         [told] = notices(gateway, "the limit is 50")
         assert "had 51 messages" in told, "the new one counts"
         assert await gateway.rows("SELECT layer, outcome FROM compressions") == [("hygiene", "compressed")]
         assert "the limit is 50" not in read_by_the_model(model)
 
 
-async def test_many_short_messages_are_not_compressed_on_every_message(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
+async def test_many_short_messages_are_not_compressed_on_every_message(talk: Talk) -> None:
     context = ContextSettings(hard_message_limit=50)
-    async with talking(store, tmp_path, model, length=131_072, context=context) as gateway:
+    async with talk(length=131_072, context=context) as gateway:
         unhurried = gateway.live.config.sessions.model_copy(update={"messages_per_minute": 0})
         gateway.configure(gateway.live.config.model_copy(update={"sessions": unhurried}))
         for number in range(100):
-            await gateway.say(f"{number} is a short message, but not too short for a summary of many of its kind")
-            await gateway.quiet()
+            await gateway.tell(f"{number} is a short message, but not too short for a summary of many of its kind")
         [(done,)] = await gateway.rows("SELECT count(*) FROM compressions")
         assert 4 <= done <= 12
         assert notices(gateway, "hardly shortens") == []
 
 
 @pytest.mark.parametrize("count", [20, 24])
-async def test_below_the_message_limit_no_notice_is_sent(store: Store, tmp_path: Path, count: int) -> None:
-    model = CountingModel()
+async def test_below_the_message_limit_no_notice_is_sent(talk: Talk, count: int) -> None:
     context = ContextSettings(hard_message_limit=50)
-    async with talking(store, tmp_path, model, length=131_072, context=context, count=count) as gateway:
+    async with talk(length=131_072, context=context, count=count) as gateway:
         assert await gateway.rows("SELECT * FROM compressions") == []

@@ -11,7 +11,7 @@ from hermes_state.attachments import StoredFile
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
-from tests.gateway.helpers import DIRECT, Hang, TestGateway, serving
+from tests.gateway.helpers import DIRECT, Serve, TestGateway, hanging
 from tests.hermes_state.helpers import set_max_pages
 
 HOUR = 3_600_000
@@ -41,16 +41,15 @@ async def keep_house(gateway: TestGateway, folder: Path, ahead: int = 0) -> None
     await run_housekeeping(later(gateway, ahead), AttachmentFolder(folder / "attachments"))
 
 
-async def test_idle_conversations_end_only_if_configured(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("one")
-        await expire_idle(later(gateway, 1_000 * HOUR))
-        await gateway.ask("two")
-        assert seen_count(gateway) == 3
+async def test_idle_conversations_end_only_if_configured(gateway: TestGateway) -> None:
+    await gateway.ask("one")
+    await expire_idle(later(gateway, 1_000 * HOUR))
+    await gateway.ask("two")
+    assert seen_count(gateway) == 3
 
 
-async def test_the_next_message_after_the_idle_reset_starts_a_new_conversation(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"idle_reset_hours": 2}) as gateway:
+async def test_the_next_message_after_the_idle_reset_starts_a_new_conversation(serve: Serve) -> None:
+    async with serve(sessions={"idle_reset_hours": 2}) as gateway:
         await gateway.ask("one")
         await expire_idle(later(gateway, HOUR))
         await gateway.ask("two")
@@ -66,20 +65,17 @@ async def test_the_next_message_after_the_idle_reset_starts_a_new_conversation(s
         assert await gateway.rows("SELECT end_reason FROM sessions ORDER BY id") == [("expired",), (None,)]
 
 
-async def test_a_running_turn_keeps_its_conversation(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"idle_reset_hours": 2}) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("one")
-        await hang.begun.wait()
+async def test_a_running_turn_keeps_its_conversation(serve: Serve) -> None:
+    async with serve(sessions={"idle_reset_hours": 2}) as gateway:
+        hang = await hanging(gateway, "one")
         await expire_idle(later(gateway, 9 * HOUR))
         hang.release()
         await gateway.quiet()
         assert await gateway.rows("SELECT end_reason FROM sessions") == [(None,)]
 
 
-async def test_housekeeping_deletes_old_keys_and_the_oldest_files(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, attachments={"total_bytes": 1_048_576}) as gateway:
+async def test_housekeeping_deletes_old_keys_and_the_oldest_files(serve: Serve, store: Store, tmp_path: Path) -> None:
+    async with serve(attachments={"total_bytes": 1_048_576}) as gateway:
         await gateway.ask("one")
         [(chat,)] = await gateway.rows("SELECT id FROM chats")
         for number, name in enumerate(("old", "new")):
@@ -97,35 +93,32 @@ async def test_housekeeping_deletes_old_keys_and_the_oldest_files(store: Store, 
         assert await gateway.ask("two") == "echo: two"
 
 
-async def test_housekeeping_removes_files_left_by_a_crash(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        folder = tmp_path / "attachments"
-        await asyncio.to_thread(folder.mkdir)
-        await asyncio.to_thread((folder / "incoming-x").write_bytes, b"half")
+async def test_housekeeping_removes_files_left_by_a_crash(gateway: TestGateway, tmp_path: Path) -> None:
+    folder = tmp_path / "attachments"
+    await asyncio.to_thread(folder.mkdir)
+    await asyncio.to_thread((folder / "incoming-x").write_bytes, b"half")
+    await keep_house(gateway, tmp_path)
+    assert len(list(folder.iterdir())) == 1
+    await keep_house(gateway, tmp_path, 25 * HOUR)
+    assert list(folder.iterdir()) == []
+
+
+async def test_failed_housekeeping_is_postponed(gateway: TestGateway, tmp_path: Path) -> None:
+    await gateway.ask("one")
+    await gateway.store.write(set_max_pages, 0)
+    with capture_logs() as said:
         await keep_house(gateway, tmp_path)
-        assert len(list(folder.iterdir())) == 1
-        await keep_house(gateway, tmp_path, 25 * HOUR)
-        assert list(folder.iterdir()) == []
+    assert [line["event"] for line in said] == ["housekeeping.delayed"]
+    await gateway.store.write(set_max_pages, None)
+    assert await gateway.store.read(inbox.load_chats_with_waiting) == []
+    assert await gateway.turns_of(DIRECT) == [("finished", "one")]
 
 
-async def test_failed_housekeeping_is_postponed(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("one")
-        await store.write(set_max_pages, 0)
-        with capture_logs() as said:
-            await keep_house(gateway, tmp_path)
-        assert [line["event"] for line in said] == ["housekeeping.delayed"]
-        await store.write(set_max_pages, None)
-        assert await store.read(inbox.load_chats_with_waiting) == []
-        assert await gateway.turns_of(DIRECT) == [("finished", "one")]
-
-
-async def test_files_are_removed_even_while_the_database_is_full(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        folder = tmp_path / "attachments"
-        await asyncio.to_thread(folder.mkdir)
-        await asyncio.to_thread((folder / "incoming-x").write_bytes, b"half")
-        await store.write(set_max_pages, 0)
-        await keep_house(gateway, tmp_path, 25 * HOUR)
-        await store.write(set_max_pages, None)
-        assert list(folder.iterdir()) == []
+async def test_files_are_removed_even_while_the_database_is_full(gateway: TestGateway, tmp_path: Path) -> None:
+    folder = tmp_path / "attachments"
+    await asyncio.to_thread(folder.mkdir)
+    await asyncio.to_thread((folder / "incoming-x").write_bytes, b"half")
+    await gateway.store.write(set_max_pages, 0)
+    await keep_house(gateway, tmp_path, 25 * HOUR)
+    await gateway.store.write(set_max_pages, None)
+    assert list(folder.iterdir()) == []

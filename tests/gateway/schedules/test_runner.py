@@ -1,11 +1,10 @@
 """Schedules under clock changes: no message is lost, and none is sent twice."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from sqlite3 import Connection
 from zoneinfo import ZoneInfo
 
@@ -24,7 +23,7 @@ from hermes_state.tools import schedules
 from hermes_state.tools.schedules import NewSchedule
 from hermes_state.transcripts import SCHEDULED_NOTE
 from hermes_state.values import ChatId, ChatKind, Millis
-from tests.gateway.helpers import ANN, BOB, BOSS, DIRECT, GROUP, TestGateway, config_of, hanging, serving
+from tests.gateway.helpers import ANN, BOB, BOSS, DIRECT, GROUP, Serve, TestGateway, config_of, hanging
 from tests.hermes_state.rows import migrated
 from tests.sampling import examples
 
@@ -46,6 +45,17 @@ class SetClock:
 
     def now(self) -> Millis:
         return self.millis
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock("2026-11-23T07:30")
+
+
+@pytest.fixture
+async def gateway(serve: Serve, clock: SetClock) -> AsyncIterator[TestGateway]:
+    async with serve(clock=clock, agent=BERLIN) as running:
+        yield running
 
 
 async def store_is_due(gateway: TestGateway, clock: SetClock) -> bool:
@@ -81,45 +91,41 @@ def last_text(gateway: TestGateway) -> str:
     return text
 
 
-async def test_a_schedule_fires_as_a_turn_and_repeats(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-11-23T07:00")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
-        said = await gateway.ask("/schedule add 0 8 * * mon-fri what is new?")
-        times = "Mon 2026-11-23 08:00, Tue 2026-11-24 08:00, Wed 2026-11-25 08:00 (Europe/Berlin)"
-        assert said == f"Schedule 1 is set; next: {times}."
-        assert await looked(gateway, clock, "2026-11-23T07:59:59") == []
-        assert await looked(gateway, clock, "2026-11-23T08:00") == ["2026-11-23T08:00"]
-        assert gateway.adapter.texts()[-1] == "echo: what is new?"
-        assert SCHEDULED_NOTE in last_text(gateway)
-        assert LATE not in last_text(gateway)
-        listed = await gateway.ask("/schedule")
-        assert listed.endswith("next Tue 2026-11-24 08:00, by Ann: what is new?")
+async def test_a_schedule_fires_as_a_turn_and_repeats(gateway: TestGateway, clock: SetClock) -> None:
+    clock.set("2026-11-23T07:00")
+    said = await gateway.ask("/schedule add 0 8 * * mon-fri what is new?")
+    times = "Mon 2026-11-23 08:00, Tue 2026-11-24 08:00, Wed 2026-11-25 08:00 (Europe/Berlin)"
+    assert said == f"Schedule 1 is set; next: {times}."
+    assert await looked(gateway, clock, "2026-11-23T07:59:59") == []
+    assert await looked(gateway, clock, "2026-11-23T08:00") == ["2026-11-23T08:00"]
+    assert gateway.adapter.texts()[-1] == "echo: what is new?"
+    assert SCHEDULED_NOTE in last_text(gateway)
+    assert LATE not in last_text(gateway)
+    assert (await gateway.ask("/schedule")).endswith("next Tue 2026-11-24 08:00, by Ann: what is new?")
 
 
-async def test_a_schedule_fires_once_at_both_dst_changes(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-03-28T12:00")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
-        await gateway.ask("/schedule add 30 2 * * * good night")
-        assert await looked(gateway, clock, "2026-03-29T01:59") == []
-        assert await looked(gateway, clock, "2026-03-29T03:29") == []
-        spring = ["2026-03-29T02:30"]
-        assert await looked(gateway, clock, "2026-03-29T03:30") == spring
-        await gateway.ask("/schedule pause 1")
-        clock.set("2026-10-24T12:00")
-        await gateway.ask("/schedule resume 1")
-        both = [*spring, "2026-10-25T02:30"]
-        assert await looked(gateway, clock, "2026-10-25T02:30") == both
-        assert await looked(gateway, clock, "2026-10-25T02:30", hours=1) == both, "02:30 again, an hour later"
-        assert await looked(gateway, clock, "2026-10-26T02:29") == both
-        assert await looked(gateway, clock, "2026-10-26T02:30") == [*both, "2026-10-26T02:30"]
+async def test_a_schedule_fires_once_at_both_dst_changes(gateway: TestGateway, clock: SetClock) -> None:
+    clock.set("2026-03-28T12:00")
+    await gateway.ask("/schedule add 30 2 * * * good night")
+    assert await looked(gateway, clock, "2026-03-29T01:59") == []
+    assert await looked(gateway, clock, "2026-03-29T03:29") == []
+    spring = ["2026-03-29T02:30"]
+    assert await looked(gateway, clock, "2026-03-29T03:30") == spring
+    await gateway.ask("/schedule pause 1")
+    clock.set("2026-10-24T12:00")
+    await gateway.ask("/schedule resume 1")
+    both = [*spring, "2026-10-25T02:30"]
+    assert await looked(gateway, clock, "2026-10-25T02:30") == both
+    assert await looked(gateway, clock, "2026-10-25T02:30", hours=1) == both, "02:30 again, an hour later"
+    assert await looked(gateway, clock, "2026-10-26T02:29") == both
+    assert await looked(gateway, clock, "2026-10-26T02:30") == [*both, "2026-10-26T02:30"]
 
 
 @pytest.mark.parametrize(("missed", "expected"), [("once", ["2026-11-23T10:00"]), ("skip", [])])
 async def test_missed_times_fire_once_or_are_skipped(
-    store: Store, tmp_path: Path, missed: str, expected: list[str]
+    serve: Serve, clock: SetClock, missed: str, expected: list[str]
 ) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN, schedules={"missed": missed}) as gateway:
+    async with serve(clock=clock, agent=BERLIN, schedules={"missed": missed}) as gateway:
         await gateway.ask("/schedule add @hourly look")
         assert await looked(gateway, clock, "2026-11-23T10:31") == expected
         if expected:
@@ -132,55 +138,48 @@ async def test_missed_times_fire_once_or_are_skipped(
         assert LATE not in last_text(gateway), "this one is on time"
 
 
-async def test_a_one_time_message_is_sent_late_with_any_setting(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN, schedules={"missed": "skip"}) as gateway:
+async def test_a_one_time_message_is_sent_late_with_any_setting(serve: Serve, clock: SetClock) -> None:
+    async with serve(clock=clock, agent=BERLIN, schedules={"missed": "skip"}) as gateway:
         await gateway.ask("/schedule add 2026-11-23 08:00 take the cake out")
     clock.set("2026-11-25T00:00")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN, schedules={"missed": "skip"}) as again:
+    async with serve(clock=clock, agent=BERLIN, schedules={"missed": "skip"}) as again:
         assert await looked(again, clock, "2026-11-25T00:00") == ["2026-11-23T08:00"]
         assert LATE in last_text(again)
         assert await again.rows("SELECT state, next_at FROM schedules") == [("done", None)]
         assert await again.ask("/schedule") == "No schedules are set."
 
 
-async def test_a_clock_set_back_neither_repeats_nor_loses_a_message(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
-        await gateway.ask("/schedule add 0 8 * * * look")
-        first = ["2026-11-23T08:00"]
-        assert await looked(gateway, clock, "2026-11-23T08:00") == first
-        assert await looked(gateway, clock, "2026-11-23T06:00") == first
-        assert await looked(gateway, clock, "2026-11-23T08:00") == first
-        assert await looked(gateway, clock, "2027-11-23T09:00") == [*first, "2027-11-23T08:00"], "a year ahead by error"
-        assert len(await looked(gateway, clock, "2026-11-23T09:00")) == 2
-        assert (await looked(gateway, clock, "2026-11-24T08:00"))[2:] == ["2026-11-24T08:00"], "not in a year"
+async def test_a_clock_set_back_neither_repeats_nor_loses_a_message(gateway: TestGateway, clock: SetClock) -> None:
+    await gateway.ask("/schedule add 0 8 * * * look")
+    first = ["2026-11-23T08:00"]
+    assert await looked(gateway, clock, "2026-11-23T08:00") == first
+    assert await looked(gateway, clock, "2026-11-23T06:00") == first
+    assert await looked(gateway, clock, "2026-11-23T08:00") == first
+    assert await looked(gateway, clock, "2027-11-23T09:00") == [*first, "2027-11-23T08:00"], "a year ahead by error"
+    assert len(await looked(gateway, clock, "2026-11-23T09:00")) == 2
+    assert (await looked(gateway, clock, "2026-11-24T08:00"))[2:] == ["2026-11-24T08:00"], "not in a year"
 
 
-async def test_a_schedule_pauses_when_its_creator_loses_access(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
-        await gateway.ask("/schedule add 0 8 * * * look")
-        gateway.configure(config_of(agent=BERLIN, access={"allow": [BOB.ref], "admins": [BOSS.ref]}))
-        assert await looked(gateway, clock, "2026-11-23T08:00") == []
-        assert await looked(gateway, clock, "2026-11-24T08:00") == []
-        told = [text for text in gateway.adapter.texts() if "no longer has access" in text]
-        assert told == [
-            "Schedule 1 is paused, because Ann, who added it, no longer has access. "
-            "To remove it, send `/schedule remove 1`."
-        ]
-        refused = await gateway.ask("/schedule resume 1", sender=BOSS)
-        assert refused == "Ann, who added schedule 1, no longer has access. Add it again."
-        assert await gateway.ask("/schedule remove 1", sender=BOSS) == "Schedule 1 is removed."
+async def test_a_schedule_pauses_when_its_creator_loses_access(gateway: TestGateway, clock: SetClock) -> None:
+    await gateway.ask("/schedule add 0 8 * * * look")
+    gateway.configure(config_of(agent=BERLIN, access={"allow": [BOB.ref], "admins": [BOSS.ref]}))
+    assert await looked(gateway, clock, "2026-11-23T08:00") == []
+    assert await looked(gateway, clock, "2026-11-24T08:00") == []
+    told = [text for text in gateway.adapter.texts() if "no longer has access" in text]
+    assert told == [
+        "Schedule 1 is paused, because Ann, who added it, no longer has access. "
+        "To remove it, send `/schedule remove 1`."
+    ]
+    refused = await gateway.ask("/schedule resume 1", sender=BOSS)
+    assert refused == "Ann, who added schedule 1, no longer has access. Add it again."
+    assert await gateway.ask("/schedule remove 1", sender=BOSS) == "Schedule 1 is removed."
 
 
-async def test_an_unknown_time_zone_pauses_the_schedule(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
-        await gateway.ask("/schedule add 0 8 * * * look")
-        await store.write(lambda db: db.execute("UPDATE schedules SET zone = 'Europe/Atlantis'"))
-        assert await looked(gateway, clock, "2026-11-23T08:00") == []
-        assert "time zone Europe/Atlantis" in gateway.adapter.texts()[-1]
+async def test_an_unknown_time_zone_pauses_the_schedule(gateway: TestGateway, clock: SetClock) -> None:
+    await gateway.ask("/schedule add 0 8 * * * look")
+    await gateway.store.write(lambda db: db.execute("UPDATE schedules SET zone = 'Europe/Atlantis'"))
+    assert await looked(gateway, clock, "2026-11-23T08:00") == []
+    assert "time zone Europe/Atlantis" in gateway.adapter.texts()[-1]
 
 
 def _schedule(number: int) -> NewSchedule:
@@ -196,33 +195,28 @@ def _schedule(number: int) -> NewSchedule:
     )
 
 
-async def test_schedules_survive_new_and_follow_a_moved_chat(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
-        await gateway.ask("/schedule add 0 8 * * * look", chat=GROUP, sender=BOSS)
-        await gateway.ask("/new", chat=GROUP, sender=BOSS)
-        moved = replace(GROUP, chat_ref="-200")
-        await gateway.intake.move_chat(GROUP.platform, GROUP.account, GROUP.chat_ref, moved.chat_ref)
-        await looked(gateway, clock, "2026-11-23T08:00")
-        assert await gateway.replies(1, moved) == ["echo: look"]
-        await store.write(lambda db: db.execute("DELETE FROM chats WHERE chat_ref = '-200'"))
-        assert await gateway.rows("SELECT * FROM schedules") == []
+async def test_schedules_survive_new_and_follow_a_moved_chat(gateway: TestGateway, clock: SetClock) -> None:
+    await gateway.ask("/schedule add 0 8 * * * look", chat=GROUP, sender=BOSS)
+    await gateway.ask("/new", chat=GROUP, sender=BOSS)
+    moved = replace(GROUP, chat_ref="-200")
+    await gateway.intake.move_chat(GROUP.platform, GROUP.account, GROUP.chat_ref, moved.chat_ref)
+    await looked(gateway, clock, "2026-11-23T08:00")
+    assert await gateway.replies(1, moved) == ["echo: look"]
+    await gateway.store.write(lambda db: db.execute("DELETE FROM chats WHERE chat_ref = '-200'"))
+    assert await gateway.rows("SELECT * FROM schedules") == []
 
 
-async def test_schedules_move_when_a_chat_joins_another(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
-        await gateway.ask("/schedule add 0 8 * * * look", chat=GROUP, sender=BOSS)
-        moved = replace(GROUP, chat_ref="-200")
-        await gateway.ask("hello", chat=moved)
-        await gateway.intake.move_chat(GROUP.platform, GROUP.account, GROUP.chat_ref, moved.chat_ref)
-        await looked(gateway, clock, "2026-11-23T08:00")
-        assert await gateway.replies(2, moved) == ["echo: hello", "echo: look"]
+async def test_schedules_move_when_a_chat_joins_another(gateway: TestGateway, clock: SetClock) -> None:
+    await gateway.ask("/schedule add 0 8 * * * look", chat=GROUP, sender=BOSS)
+    moved = replace(GROUP, chat_ref="-200")
+    await gateway.ask("hello", chat=moved)
+    await gateway.intake.move_chat(GROUP.platform, GROUP.account, GROUP.chat_ref, moved.chat_ref)
+    await looked(gateway, clock, "2026-11-23T08:00")
+    assert await gateway.replies(2, moved) == ["echo: hello", "echo: look"]
 
 
-async def test_a_scheduled_message_waits_for_a_running_turn(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN, sessions={"busy_mode": "interrupt"}) as gateway:
+async def test_a_scheduled_message_waits_for_a_running_turn(serve: Serve, clock: SetClock) -> None:
+    async with serve(clock=clock, agent=BERLIN, sessions={"busy_mode": "interrupt"}) as gateway:
         await gateway.ask("/schedule add 0 8 * * * look")
         hang = await hanging(gateway)
         await all_waiting(gateway, clock, "2026-11-23T08:00")
@@ -282,8 +276,7 @@ def test_many_due_schedules_fire_in_several_transactions() -> None:
         while (due := schedules.next_due(db, now)) is not None and due <= now:
             schedules.fire_due(db, lambda row: firing_plan(row, now, skips_missed=False), now)
             steps += 1
-        assert steps == 3
-        assert db.execute("SELECT count(*) FROM inbox").fetchall() == [(count + 1,)]
+        assert (steps, db.execute("SELECT count(*) FROM inbox").fetchall()) == (3, [(count + 1,)])
 
 
 @given(spec=SPECS, zone=ZONES, start=STARTS, jumps=JUMPS)
@@ -320,21 +313,18 @@ def test_every_local_time_fires_once_even_if_the_clock_is_set_back(
         assert sorted(key for key in _keys(db) if key >= min(due, default="")) == sorted(due)
 
 
-async def test_no_second_message_is_queued_while_one_waits(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
-        await gateway.ask("/schedule add @hourly look")
-        hang = await hanging(gateway)
-        for local in ("2026-11-23T08:00", "2026-11-23T09:00", "2026-11-23T10:00"):
-            assert await all_waiting(gateway, clock, local) == 1, "the chat would be busy with them for ever"
-        hang.release()
-        await gateway.quiet()
-        assert await looked(gateway, clock, "2026-11-23T11:00") == ["2026-11-23T08:00", "2026-11-23T11:00"]
+async def test_no_second_message_is_queued_while_one_waits(gateway: TestGateway, clock: SetClock) -> None:
+    await gateway.ask("/schedule add @hourly look")
+    hang = await hanging(gateway)
+    for local in ("2026-11-23T08:00", "2026-11-23T09:00", "2026-11-23T10:00"):
+        assert await all_waiting(gateway, clock, local) == 1, "the chat would be busy with them for ever"
+    hang.release()
+    await gateway.quiet()
+    assert await looked(gateway, clock, "2026-11-23T11:00") == ["2026-11-23T08:00", "2026-11-23T11:00"]
 
 
-async def test_scheduled_messages_do_not_count_against_the_creators_queue(store: Store, tmp_path: Path) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN, sessions={"messages_per_minute": 0}) as gateway:
+async def test_scheduled_messages_do_not_count_against_the_creators_queue(serve: Serve, clock: SetClock) -> None:
+    async with serve(clock=clock, agent=BERLIN, sessions={"messages_per_minute": 0}) as gateway:
         for number in range(3):
             await gateway.ask(f"/schedule add @hourly look {number}")
         hang = await hanging(gateway)
@@ -347,11 +337,10 @@ async def test_scheduled_messages_do_not_count_against_the_creators_queue(store:
 
 
 async def test_a_schedule_fires_even_if_the_timer_was_not_woken(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, clock: SetClock, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.gateway.helpers.LOOK_SECONDS", 0.02)
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+    async with serve(clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("hello")
         chat = (await gateway.rows("SELECT id FROM chats"))[0][0]
         # As by whoever is stopped between the commit and the word to the timer.
@@ -361,24 +350,22 @@ async def test_a_schedule_fires_even_if_the_timer_was_not_woken(
 
 @pytest.mark.parametrize("damage", [("spec", "0 8 * * * *"), ("spec", "2026-"), ("zone", "Eur\0"), ("zone", "")])
 async def test_a_damaged_schedule_is_paused_and_the_others_fire(
-    store: Store, tmp_path: Path, damage: tuple[str, str]
+    gateway: TestGateway, clock: SetClock, damage: tuple[str, str]
 ) -> None:
-    clock = SetClock("2026-11-23T07:30")
-    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
-        await gateway.ask("/schedule add 0 8 * * * look")
-        await gateway.ask("/schedule add 0 8 * * * listen")
-        column, value = damage
-        await store.write(lambda db: db.execute(f"UPDATE schedules SET {column} = ? WHERE id = 1", (value,)))
-        assert "listen" in await gateway.ask("/schedule")
-        assert await looked(gateway, clock, "2026-11-23T08:00") == ["2026-11-23T08:00"]
-        assert await gateway.rows("SELECT id, state FROM schedules ORDER BY id") == [(1, "paused"), (2, "active")]
-        assert "Schedule 1 is paused" in "".join(gateway.adapter.texts())
-        assert "crashed" not in await gateway.ask("/schedule resume 1")
-        assert await gateway.ask("/schedule remove 1") == "Schedule 1 is removed."
+    await gateway.ask("/schedule add 0 8 * * * look")
+    await gateway.ask("/schedule add 0 8 * * * listen")
+    column, value = damage
+    await gateway.store.write(lambda db: db.execute(f"UPDATE schedules SET {column} = ? WHERE id = 1", (value,)))
+    assert "listen" in await gateway.ask("/schedule")
+    assert await looked(gateway, clock, "2026-11-23T08:00") == ["2026-11-23T08:00"]
+    assert await gateway.rows("SELECT id, state FROM schedules ORDER BY id") == [(1, "paused"), (2, "active")]
+    assert "Schedule 1 is paused" in "".join(gateway.adapter.texts())
+    assert "crashed" not in await gateway.ask("/schedule resume 1")
+    assert await gateway.ask("/schedule remove 1") == "Schedule 1 is removed."
 
 
 @pytest.mark.parametrize("time_zone", ["America/Los_Angeles", "Etc/GMT+12"])
-async def test_a_time_in_the_last_calendar_year_is_refused(store: Store, tmp_path: Path, time_zone: str) -> None:
-    async with serving(store, tmp_path, agent={"time_zone": time_zone}) as gateway:
+async def test_a_time_in_the_last_calendar_year_is_refused(serve: Serve, time_zone: str) -> None:
+    async with serve(agent={"time_zone": time_zone}) as gateway:
         assert "is not a date" in await gateway.ask("/schedule add 9999-12-31 23:00 look")
         assert await gateway.ask("/schedule") == "No schedules are set."

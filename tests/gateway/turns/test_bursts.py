@@ -94,8 +94,7 @@ def test_without_merging_pieces_of_a_paste_still_join() -> None:
 
 
 def test_notices_alone_start_no_turn() -> None:
-    rows = [row(0, kind=InboxKind.NOTICE), row(1, kind=InboxKind.NOTICE)]
-    assert next_burst(rows, merge_ms=MERGE) == []
+    assert next_burst([row(0, kind=InboxKind.NOTICE), row(1, kind=InboxKind.NOTICE)], merge_ms=MERGE) == []
     assert next_burst([], merge_ms=MERGE) == []
 
 
@@ -107,8 +106,7 @@ def test_a_command_runs_in_its_place() -> None:
 def test_a_piece_is_held_for_the_next_piece_and_no_longer() -> None:
     piece = row(1_000, expects_more=True)
     until = 1_000 + PASTE_MS + ARRIVAL_SLACK_MS
-    assert held([piece]) == until
-    assert claimed([piece], now=until) == [0]
+    assert (held([piece]), claimed([piece], now=until)) == (until, [0])
 
 
 def test_a_piece_is_not_held_if_other_rows_wait() -> None:

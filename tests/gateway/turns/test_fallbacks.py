@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,6 @@ from hermes_state.errors import (
     OutputCapExceeded,
     SpendingCapExceeded,
 )
-from hermes_state.store.writer import Store
 from hermes_state.values import ToolEffect
 from tests.gateway.helpers import (
     GROUP,
@@ -29,10 +27,9 @@ from tests.gateway.helpers import (
     MemoryAdapter,
     Respond,
     ScriptedModel,
+    Serve,
     answer,
     calls,
-    config_of,
-    serving,
 )
 from tests.gateway.turns.test_lanes import tool
 
@@ -66,11 +63,9 @@ def saying(text: str) -> ScriptedModel:
 
 
 @pytest.mark.parametrize("kind", OF_THE_ROUTE, ids=lambda kind: kind.__name__)
-async def test_a_failed_route_hands_the_turn_to_the_next_fallback(
-    store: Store, tmp_path: Path, kind: type[ModelError]
-) -> None:
+async def test_a_failed_route_hands_the_turn_to_the_next_fallback(serve: Serve, kind: type[ModelError]) -> None:
     model, spare = broken(kind("x")), saying("from the spare one")
-    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+    async with serve(chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         said = await gateway.ask("q")
         text, notice = said.split("\n\n")
         assert text == "from the spare one"
@@ -81,17 +76,17 @@ async def test_a_failed_route_hands_the_turn_to_the_next_fallback(
 
 @pytest.mark.parametrize("kind", NOT_OF_THE_ROUTE, ids=lambda kind: kind.__name__)
 async def test_an_error_caused_by_the_request_is_reported_without_fallback(
-    store: Store, tmp_path: Path, kind: type[ModelError]
+    serve: Serve, kind: type[ModelError]
 ) -> None:
     spare = saying("no")
-    async with serving(store, tmp_path, chat_model=broken(kind("x")), others={"spare": spare}, model=TWO) as gateway:
+    async with serve(chat_model=broken(kind("x")), others={"spare": spare}, model=TWO) as gateway:
         assert await gateway.ask("q") == sentence_for(kind("x"))
         assert spare.requests == []
 
 
-async def test_a_refusal_without_a_reason_tries_a_fallback_and_opens_no_circuit(store: Store, tmp_path: Path) -> None:
+async def test_a_refusal_without_a_reason_tries_a_fallback_and_opens_no_circuit(serve: Serve) -> None:
     model, spare = broken(ModelError("x")), saying("from the spare one")
-    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+    async with serve(chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         notice = "_`spare` answers for now, because `scripted` refused this request._"
         assert await gateway.ask("q") == f"from the spare one\n\n{notice}"
         for _ in range(MAX_FAILURES):
@@ -100,9 +95,9 @@ async def test_a_refusal_without_a_reason_tries_a_fallback_and_opens_no_circuit(
         assert (await gateway.ask("now")).startswith("mine again")
 
 
-async def test_a_fallback_and_the_return_are_each_announced_once(store: Store, tmp_path: Path) -> None:
+async def test_a_fallback_and_the_return_are_each_announced_once(serve: Serve) -> None:
     model, spare = broken(AuthRejected("x")), saying("spare")
-    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+    async with serve(chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         assert "answers for now" in await gateway.ask("one")
         assert await gateway.ask("two") == "spare"
         model.respond = model.echo
@@ -111,9 +106,9 @@ async def test_a_fallback_and_the_return_are_each_announced_once(store: Store, t
         assert not any("answers" in (row.text or "") for row in model.requests[-1].transcript), "never in a prompt"
 
 
-async def test_status_shows_the_fallback_and_the_failure(store: Store, tmp_path: Path) -> None:
+async def test_status_shows_the_fallback_and_the_failure(serve: Serve) -> None:
     model, spare = broken(AuthRejected("x")), saying("spare")
-    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+    async with serve(chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         for number in range(MAX_FAILURES):
             await gateway.ask(f"q{number}")
         said = await gateway.ask("/status")
@@ -122,18 +117,17 @@ async def test_status_shows_the_fallback_and_the_failure(store: Store, tmp_path:
         assert "The last answer came from spare, because scripted failed" in said
 
 
-async def test_a_turn_skips_a_route_with_an_open_circuit(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_skips_a_route_with_an_open_circuit(serve: Serve) -> None:
     model, spare = broken(AuthRejected("x")), saying("spare")
-    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+    async with serve(chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         for number in range(MAX_FAILURES + 3):
             assert (await gateway.ask(f"q{number}")).startswith("spare")
-        assert len(model.requests) == MAX_FAILURES
-        assert len(spare.requests) == MAX_FAILURES + 3
+        assert (len(model.requests), len(spare.requests)) == (MAX_FAILURES, MAX_FAILURES + 3)
 
 
-async def test_without_a_fallback_an_open_circuit_is_tried_once_a_turn(store: Store, tmp_path: Path) -> None:
+async def test_without_a_fallback_an_open_circuit_is_tried_once_a_turn(serve: Serve) -> None:
     model = broken(ModelUnavailable("x"))
-    async with serving(store, tmp_path, chat_model=model) as gateway:
+    async with serve(chat_model=model) as gateway:
         for number in range(MAX_FAILURES):
             await gateway.ask(f"q{number}")
         asked = len(model.requests)
@@ -144,22 +138,19 @@ async def test_without_a_fallback_an_open_circuit_is_tried_once_a_turn(store: St
         assert (await gateway.ask("now")).endswith(" | now")
 
 
-async def test_each_fallback_is_tried_once_and_the_first_failure_is_reported(store: Store, tmp_path: Path) -> None:
+async def test_each_fallback_is_tried_once_and_the_first_failure_is_reported(serve: Serve) -> None:
     model, spare, last = broken(AuthRejected("x")), broken(ModelNotFound("x")), broken(ContextOverflow("x"))
-    async with serving(
-        store, tmp_path, chat_model=model, others={"spare": spare, "last": last}, model=THREE
-    ) as gateway:
-        said = await gateway.ask("q")
-        assert said == f"{sentence_for(AuthRejected('x'))} The 2 fallback models also failed."
+    async with serve(chat_model=model, others={"spare": spare, "last": last}, model=THREE) as gateway:
+        assert await gateway.ask("q") == f"{sentence_for(AuthRejected('x'))} The 2 fallback models also failed."
         assert [len(one.requests) for one in (model, spare)] == [1, 1]
         assert last.requests
         [(error,)] = await gateway.rows("SELECT error FROM turns")
         assert error == "AuthRejected"
 
 
-async def test_with_all_circuits_open_the_chosen_model_is_tried_and_named_first(store: Store, tmp_path: Path) -> None:
+async def test_with_all_circuits_open_the_chosen_model_is_tried_and_named_first(serve: Serve) -> None:
     model, spare = broken(AuthRejected("x")), broken(ModelNotFound("x"))
-    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+    async with serve(chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         for number in range(MAX_FAILURES + 1):
             said = await gateway.ask(f"q{number}")
         assert said == f"{sentence_for(AuthRejected('x'))} The fallback model also failed."
@@ -168,31 +159,29 @@ async def test_with_all_circuits_open_the_chosen_model_is_tried_and_named_first(
         assert (await gateway.ask("now")).endswith(" | now")
 
 
-async def test_a_spending_cap_or_content_filter_ends_the_fallbacks(store: Store, tmp_path: Path) -> None:
+async def test_a_spending_cap_or_content_filter_ends_the_fallbacks(serve: Serve) -> None:
     for error in (SpendingCapExceeded("x"), ContentRejected("x")):
         model, spare, last = broken(AuthRejected("x")), broken(error), saying("no")
         others = {"spare": spare, "last": last}
-        async with serving(store, tmp_path, chat_model=model, others=others, model=THREE) as gateway:
+        async with serve(chat_model=model, others=others, model=THREE) as gateway:
             assert sentence_for(error) in (await gateway.ask("q"))
             assert last.requests == []
             await gateway.ask("/new")
 
 
-async def test_a_fallback_does_not_repeat_finished_steps(store: Store, tmp_path: Path) -> None:
+async def test_a_fallback_does_not_repeat_finished_steps(serve: Serve) -> None:
     ran: list[str] = []
     looking = tool("look", lambda: ran.append("look"), ToolEffect.WRITES)
     model, spare = ScriptedModel(), saying("done by the spare one")
     model.script.extend([calls("look"), AuthRejected("x")])
-    async with serving(
-        store, tmp_path, chat_model=model, others={"spare": spare}, tools=[looking], model=TWO
-    ) as gateway:
+    async with serve(chat_model=model, others={"spare": spare}, tools=[looking], model=TWO) as gateway:
         assert (await gateway.ask("q")).startswith("done by the spare one")
         assert ran == ["look"]
         [request] = spare.requests
         assert [row.text for row in request.transcript] == ["q", None, "look done"]
 
 
-async def test_partial_text_of_a_failed_model_is_discarded(store: Store, tmp_path: Path) -> None:
+async def test_partial_text_of_a_failed_model_is_discarded(serve: Serve) -> None:
     adapter, model, hang = MemoryAdapter(), ScriptedModel(), Hang(says="The other ", text="The other answer")
 
     async def begin(_request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
@@ -203,9 +192,7 @@ async def test_partial_text_of_a_failed_model_is_discarded(store: Store, tmp_pat
     model.respond = begin
     spare = ScriptedModel()
     spare.respond = hang
-    async with serving(
-        store, tmp_path, adapter=adapter, chat_model=model, others={"spare": spare}, model=TWO
-    ) as gateway:
+    async with serve(adapter=adapter, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         await gateway.say("q")
         await hang.begun.wait()
         await asyncio.sleep(0.05)
@@ -218,7 +205,7 @@ async def test_partial_text_of_a_failed_model_is_discarded(store: Store, tmp_pat
         assert not [text for text in shown if "Half" in text and "other" in text]
 
 
-async def test_a_turn_stopped_between_two_models_keeps_no_text_of_the_first(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_stopped_between_two_models_keeps_no_text_of_the_first(serve: Serve) -> None:
     model, hang = ScriptedModel(), Hang()
 
     async def begin(_request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
@@ -228,26 +215,25 @@ async def test_a_turn_stopped_between_two_models_keeps_no_text_of_the_first(stor
     model.respond = begin
     spare = ScriptedModel()
     spare.respond = hang
-    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+    async with serve(chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         await gateway.say("q")
         await hang.begun.wait()
-        await gateway.say("/stop")
-        await gateway.quiet()
+        await gateway.tell("/stop")
         assert await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'") == []
 
 
-async def test_all_fallbacks_share_the_deadline_of_one_turn(store: Store, tmp_path: Path) -> None:
+async def test_all_fallbacks_share_the_deadline_of_one_turn(serve: Serve) -> None:
     model, spare = broken(AuthRejected("x")), ScriptedModel()
     spare.respond = Hang()
     settings = {**TWO, "turn_seconds": 1}
-    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=settings) as gateway:
+    async with serve(chat_model=model, others={"spare": spare}, model=settings) as gateway:
         assert await gateway.ask("q") == DEADLINE_SENTENCE
 
 
-async def test_circuits_of_two_routes_are_independent(store: Store, tmp_path: Path) -> None:
+async def test_circuits_of_two_routes_are_independent(serve: Serve) -> None:
     model, other = broken(ModelRateLimited("x", retry_after=60)), saying("other")
     settings = {"name": "scripted", "aliases": {"other": "other"}}
-    async with serving(store, tmp_path, chat_model=model, others={"other": other}, model=settings) as gateway:
+    async with serve(chat_model=model, others={"other": other}, model=settings) as gateway:
         await gateway.ask("/model other")
         for number in range(MAX_FAILURES):
             await gateway.ask(f"q{number}", chat=GROUP)
@@ -256,13 +242,9 @@ async def test_circuits_of_two_routes_are_independent(store: Store, tmp_path: Pa
         assert (await gateway.ask("/status")).count("paused for") == 0
 
 
-async def test_a_fallback_equal_to_the_chosen_model_is_not_tried_twice(store: Store, tmp_path: Path) -> None:
+async def test_a_fallback_equal_to_the_chosen_model_is_not_tried_twice(serve: Serve) -> None:
     spare = broken(AuthRejected("x"))
-    async with serving(store, tmp_path, others={"spare": spare}, model=TWO) as gateway:
+    async with serve(others={"spare": spare}, model=TWO) as gateway:
         await gateway.ask("/model spare")
         assert await gateway.ask("q") == sentence_for(AuthRejected("x"))
         assert len(spare.requests) == 1
-
-
-def test_the_scripted_model_has_the_expected_configuration() -> None:
-    assert [route.label for route in config_of(model=THREE).model.fallback_routes] == ["spare", "last"]

@@ -19,12 +19,18 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, IncomingAttachment, ToolCall
 from tests.fakes.llm_legality import check_openai, untidy
-from tests.gateway.helpers import TestGateway, answer, asked, serving
+from tests.gateway.helpers import Serve, TestGateway, answer, asked, serving
 from tests.pictures import noise, opened, picture, saved
 
 SEEING = {"images": True}
 WEEK = 7 * 86_400_000
 """One week in milliseconds."""
+
+
+@pytest.fixture
+async def gateway(serve: Serve) -> AsyncIterator[TestGateway]:
+    async with serve(model=SEEING) as running:
+        yield running
 
 
 def change_facts(db: Connection, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -42,8 +48,7 @@ def file(name: str, kind: AttachmentKind = AttachmentKind.IMAGE, mime: str | Non
 async def send(gateway: TestGateway, text: str = "look", **contents: bytes) -> None:
     """Send images as one message, with the keyword names as file names."""
     gateway.adapter.files |= contents
-    await gateway.say(text, files=[file(name) for name in contents])
-    await gateway.quiet()
+    await gateway.tell(text, files=[file(name) for name in contents])
 
 
 def shown(request: ModelRequest) -> list[bytes]:
@@ -91,6 +96,10 @@ async def refusing(
         yield gateway, provider
 
 
+def refuse_all(_images: Sequence[bytes]) -> ImageRejected | None:
+    return rejected(ImageFault.UNSUPPORTED)
+
+
 def rejected(fault: ImageFault, **facts: int) -> ImageRejected:
     return ImageRejected("HTTP 400", fault=fault, **facts)
 
@@ -99,13 +108,11 @@ def rejected(fault: ImageFault, **facts: int) -> ImageRejected:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF"])
-async def test_an_image_is_detected_by_its_bytes_not_its_mime_type(store: Store, tmp_path: Path, kind: str) -> None:
-    async with serving(store, tmp_path, model=SEEING) as gateway:
-        gateway.adapter.files["x.svg"] = picture((40, 30), kind=kind)
-        await gateway.say("look", files=[file("x.svg", mime="image/x-wrong")])
-        await gateway.quiet()
-        [data] = shown(gateway.model.requests[-1])
-        assert opened(data).size == (40, 30)
+async def test_an_image_is_detected_by_its_bytes_not_its_mime_type(gateway: TestGateway, kind: str) -> None:
+    gateway.adapter.files["x.svg"] = picture((40, 30), kind=kind)
+    await gateway.tell("look", files=[file("x.svg", mime="image/x-wrong")])
+    [data] = shown(gateway.model.requests[-1])
+    assert opened(data).size == (40, 30)
 
 
 @pytest.mark.parametrize(
@@ -119,24 +126,20 @@ async def test_an_image_is_detected_by_its_bytes_not_its_mime_type(store: Store,
     ],
     ids=str,
 )
-async def test_an_image_with_a_misleading_name_is_shown(store: Store, tmp_path: Path, one: IncomingAttachment) -> None:
-    async with serving(store, tmp_path, model=SEEING) as gateway:
-        gateway.adapter.files[one.file_ref] = picture((40, 40), kind="JPEG")
-        await gateway.say("look", files=[one])
-        await gateway.quiet()
-        assert sizes(gateway.model.requests[-1]) == [40]
-        assert gateway.adapter.texts() == ["echo: look"]
+async def test_an_image_with_a_misleading_name_is_shown(gateway: TestGateway, one: IncomingAttachment) -> None:
+    gateway.adapter.files[one.file_ref] = picture((40, 40), kind="JPEG")
+    await gateway.tell("look", files=[one])
+    assert (sizes(gateway.model.requests[-1]), gateway.adapter.texts()) == ([40], ["echo: look"])
 
 
-async def test_a_large_image_is_scaled_on_arrival_and_its_original_kept(store: Store, tmp_path: Path) -> None:
+async def test_a_large_image_is_scaled_on_arrival_and_its_original_kept(gateway: TestGateway, tmp_path: Path) -> None:
     data = saved(noise((3_000, 1_500)), "JPEG", quality=90)
-    async with serving(store, tmp_path, model=SEEING) as gateway:
-        await send(gateway, big=data)
-        [copy] = shown(gateway.model.requests[-1])
-        assert opened(copy).size == (2_000, 1_000)
-        [(path, size)] = await gateway.rows("SELECT path, bytes FROM attachments")
-        assert (tmp_path / "attachments" / path).read_bytes() == data
-        assert size == len(data) + len(copy), "room for files counts both"
+    await send(gateway, big=data)
+    [copy] = shown(gateway.model.requests[-1])
+    assert opened(copy).size == (2_000, 1_000)
+    [(path, size)] = await gateway.rows("SELECT path, bytes FROM attachments")
+    assert (tmp_path / "attachments" / path).read_bytes() == data
+    assert size == len(data) + len(copy), "room for files counts both"
 
 
 @pytest.mark.parametrize(
@@ -149,14 +152,15 @@ async def test_a_large_image_is_scaled_on_arrival_and_its_original_kept(store: S
     ],
     ids=["no image", "heic", "cut", "bomb"],
 )
-async def test_an_unreadable_image_is_refused_at_once(store: Store, tmp_path: Path, data: bytes, sentence: str) -> None:
-    async with serving(store, tmp_path, model=SEEING) as gateway:
-        await send(gateway, text="", pic=data)
-        [said] = gateway.adapter.texts()
-        assert "“pic”" in said
-        assert sentence in said
-        assert gateway.model.requests == []
-        assert [path for path in (tmp_path / "attachments").rglob("*") if path.is_file()] == []
+async def test_an_unreadable_image_is_refused_at_once(
+    gateway: TestGateway, tmp_path: Path, data: bytes, sentence: str
+) -> None:
+    await send(gateway, text="", pic=data)
+    [said] = gateway.adapter.texts()
+    assert "“pic”" in said
+    assert sentence in said
+    assert gateway.model.requests == []
+    assert [path for path in (tmp_path / "attachments").rglob("*") if path.is_file()] == []
 
 
 # ---- refusals
@@ -181,8 +185,7 @@ async def test_a_refused_image_breaks_neither_this_answer_nor_later_turns(
         assert said.count(".") == 1, "one sentence"
         assert provider.calls[-1] == []
         for text in ("and?", "go on"):
-            await gateway.say(text)
-            await gateway.quiet()
+            await gateway.tell(text)
         assert gateway.adapter.texts()[-1].startswith("echo: go on")
         assert [state for state, _ in await gateway.turns_of()] == ["finished"] * 3
     outcomes = await store.read(lambda db: db.execute("SELECT outcome FROM model_calls ORDER BY id").fetchall())
@@ -190,10 +193,9 @@ async def test_a_refused_image_breaks_neither_this_answer_nor_later_turns(
 
 
 async def test_older_images_are_left_out_first(store: Store, tmp_path: Path) -> None:
-    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
-        return rejected(ImageFault.UNREADABLE) if len(images) > 1 else None
-
-    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+    async with refusing(
+        store, tmp_path, lambda images: rejected(ImageFault.UNREADABLE) if len(images) > 1 else None
+    ) as (gateway, provider):
         await send(gateway, one=picture((100, 50)))
         await send(gateway, two=picture((200, 50)))
         assert provider.calls == [[100], [100, 200], [200]]
@@ -203,22 +205,17 @@ async def test_older_images_are_left_out_first(store: Store, tmp_path: Path) -> 
 async def test_a_model_that_refuses_images_gets_none_for_a_week(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
-        return rejected(ImageFault.UNSUPPORTED)
-
-    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+    async with refusing(store, tmp_path, refuse_all) as (gateway, provider):
         await send(gateway, one=picture())
         assert [len(call) for call in provider.calls] == [1, 0]
         await send(gateway, text="", two=picture())
         assert "cannot see images" in gateway.adapter.texts()[-1]
-    async with refusing(store, tmp_path, refuse) as (again, provider):
-        await again.say("hello")
-        await again.quiet()
+    async with refusing(store, tmp_path, refuse_all) as (again, provider):
+        await again.tell("hello")
         assert [len(call) for call in provider.calls] == [0], "also after a restart"
     await store.write(change_facts, lambda facts: {**facts, "learned_at": facts["learned_at"] - WEEK})
     async with refusing(store, tmp_path, lambda _: None) as (later, provider):
-        await later.say("and now?")
-        await later.quiet()
+        await later.tell("and now?")
         assert [len(call) for call in provider.calls] == [1]
 
 
@@ -242,28 +239,26 @@ async def test_a_refused_image_size_lowers_the_size_for_that_route(
         await send(gateway, two=data)
         assert [len(call) for call in provider.calls[2:]] == [2], "the older one is smaller, too"
     async with refusing(store, tmp_path, refuse) as (again, provider):
-        await again.say("still?")
-        await again.quiet()
+        await again.tell("still?")
         assert [len(call) for call in provider.calls] == [2], "also after a restart"
 
 
 async def test_image_sizes_are_lowered_until_the_provider_accepts_them(store: Store, tmp_path: Path) -> None:
-    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
-        return rejected(ImageFault.TOO_LARGE) if any(max(opened(data).size) > 300 for data in images) else None
-
-    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+    async with refusing(
+        store,
+        tmp_path,
+        lambda images: rejected(ImageFault.TOO_LARGE) if any(max(opened(data).size) > 300 for data in images) else None,
+    ) as (gateway, provider):
         await send(gateway, one=picture((2_000, 900)))
         assert provider.calls == [[2_000], [1_000], []]
-        await gateway.say("now?")
-        await gateway.quiet()
+        await gateway.tell("now?")
         assert provider.calls[3:] == [[500], [256]]
 
 
 async def test_fewer_images_are_sent_to_a_provider_with_a_limit(store: Store, tmp_path: Path) -> None:
-    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
-        return rejected(ImageFault.TOO_MANY, max_count=2) if len(images) > 2 else None
-
-    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+    async with refusing(
+        store, tmp_path, lambda images: rejected(ImageFault.TOO_MANY, max_count=2) if len(images) > 2 else None
+    ) as (gateway, provider):
         await send(gateway, a=picture((101, 50)), b=picture((102, 50)), c=picture((103, 50)))
         assert provider.calls == [[101, 102, 103], [102, 103]]
         await send(gateway, d=picture((104, 50)))
@@ -283,59 +278,50 @@ async def test_only_the_image_that_cannot_be_processed_is_marked(store: Store, t
         assert gateway.adapter.texts()[-1] == "echo: fine" or gateway.adapter.texts()[-1].endswith("look")
         assert "provider refused" in prompt_of(gateway.model.requests[-1])
     async with refusing(store, tmp_path, refuse) as (again, provider):
-        await again.say("and?")
-        await again.quiet()
+        await again.tell("and?")
         assert provider.calls == [[100, 300]], "also after a restart"
 
 
 async def test_a_refused_image_is_tried_again_when_sent_again(store: Store, tmp_path: Path) -> None:
     is_broken = True
 
-    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
-        return rejected(ImageFault.UNREADABLE) if is_broken else None
-
-    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+    async with refusing(store, tmp_path, lambda images: rejected(ImageFault.UNREADABLE) if is_broken else None) as (
+        gateway,
+        provider,
+    ):
         await send(gateway, one=picture())
         is_broken = False
         await send(gateway, one=picture())
         assert [len(call) for call in provider.calls] == [1, 0, 1]
 
 
-async def test_an_unrelated_error_teaches_nothing_about_images(store: Store, tmp_path: Path) -> None:
+async def test_an_unrelated_error_teaches_nothing_about_images(gateway: TestGateway) -> None:
     """The call also fails without images, so the images are not the cause."""
-    async with serving(store, tmp_path, model=SEEING) as gateway:
-        down = ModelUnavailable("HTTP 503", retry_after=3_600.0)
-        gateway.model.script.extend([rejected(ImageFault.UNSUPPORTED), down])
-        await send(gateway, one=picture())
-        assert await gateway.rows("SELECT * FROM model_profiles WHERE image_facts IS NOT NULL") == []
-        await gateway.say("again?")
-        await gateway.quiet()
-        assert len(shown(gateway.model.requests[-1])) == 1
+    down = ModelUnavailable("HTTP 503", retry_after=3_600.0)
+    gateway.model.script.extend([rejected(ImageFault.UNSUPPORTED), down])
+    await send(gateway, one=picture())
+    assert await gateway.rows("SELECT * FROM model_profiles WHERE image_facts IS NOT NULL") == []
+    await gateway.tell("again?")
+    assert len(shown(gateway.model.requests[-1])) == 1
 
 
 async def test_learned_image_limits_belong_to_one_configured_route(store: Store, tmp_path: Path) -> None:
-    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
-        return rejected(ImageFault.UNSUPPORTED)
-
-    async with refusing(store, tmp_path, refuse) as (gateway, _):
+    async with refusing(store, tmp_path, refuse_all) as (gateway, _):
         await send(gateway, one=picture())
     await store.write(change_facts, lambda facts: {**facts, "mark": "as it was"})
     async with refusing(store, tmp_path, lambda _: None) as (again, provider):
-        await again.say("now?")
-        await again.quiet()
+        await again.tell("now?")
         assert [len(call) for call in provider.calls] == [1]
 
 
-async def test_a_refusal_that_persists_without_images_is_reported_unchanged(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, model=SEEING) as gateway:
-        gateway.model.script.extend([ModelError("HTTP 400"), ModelError("HTTP 400")])
-        await send(gateway, one=picture())
-        assert "refused the request" in gateway.adapter.texts()[-1]
-        assert [len(shown(request)) for request in gateway.model.requests] == [1, 0]
-        assert await gateway.rows("SELECT * FROM model_profiles WHERE image_facts IS NOT NULL") == []
-        await gateway.say("again?")
-        await gateway.quiet()
-        assert len(shown(gateway.model.requests[-1])) == 1
+async def test_a_refusal_that_persists_without_images_is_reported_unchanged(gateway: TestGateway) -> None:
+    gateway.model.script.extend([ModelError("HTTP 400"), ModelError("HTTP 400")])
+    await send(gateway, one=picture())
+    assert "refused the request" in gateway.adapter.texts()[-1]
+    assert [len(shown(request)) for request in gateway.model.requests] == [1, 0]
+    assert await gateway.rows("SELECT * FROM model_profiles WHERE image_facts IS NOT NULL") == []
+    await gateway.tell("again?")
+    assert len(shown(gateway.model.requests[-1])) == 1
 
 
 # ---- older images
@@ -350,10 +336,7 @@ async def test_an_older_image_is_shown_again_by_its_recall_id(store: Store, tmp_
         assert f'history_open(id=\\"m{first}\\")' in prompt_of(gateway.model.requests[-1]).replace('"', '\\"')
         call = ToolCall(id="c1", name="history_open", arguments=f'{{"id": "m{first}"}}')
         gateway.model.script.append(ModelReply(text="", calls=(call,), finish=FinishReason.TOOL_CALLS, usage=None))
-        await gateway.say("the first one?")
-        await gateway.quiet()
-        assert provider.calls[-1] == [105, 106, 107, 108, 109, 101]
-        assert gateway.model.violations == []
-        await gateway.say("and?")
-        await gateway.quiet()
+        await gateway.tell("the first one?")
+        assert (provider.calls[-1], gateway.model.violations) == ([105, 106, 107, 108, 109, 101], [])
+        await gateway.tell("and?")
         assert provider.calls[-1] == [105, 106, 107, 108, 109, 101], "as before, so that the prompt keeps its bytes"

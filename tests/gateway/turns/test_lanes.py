@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from hermes_state import journal
 from hermes_state.aio import Backoff
 from hermes_state.errors import AuthRejected, PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
-from hermes_state.values import AttachmentKind, ChatKey, IncomingAttachment, Origin, ToolEffect
+from hermes_state.values import AttachmentKind, IncomingAttachment, Origin, ToolEffect
 from tests.databases import place_of
 from tests.gateway.helpers import (
     BOB,
@@ -24,23 +23,21 @@ from tests.gateway.helpers import (
     DIRECT,
     EVE,
     GROUP,
-    PLATFORM,
     Hang,
     MemoryAdapter,
     ScriptedModel,
+    Serve,
+    Step,
+    TestGateway,
     answer,
     asked,
     calls,
+    chat,
     eventually,
     hanging,
-    serving,
     settled,
 )
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
-
-
-def chat(number: int) -> ChatKey:
-    return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(number))
 
 
 def tool(name: str, run: Callable[[], object] = lambda: None, effect: ToolEffect = ToolEffect.READ_ONLY) -> Tool:
@@ -56,35 +53,27 @@ def tool(name: str, run: Callable[[], object] = lambda: None, effect: ToolEffect
 # ---- order
 
 
-async def test_messages_are_answered_one_turn_after_another_in_order(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+async def test_messages_are_answered_one_turn_after_another_in_order(serve: Serve) -> None:
+    async with serve(sessions={"merge_seconds": 0}) as gateway:
         for number in range(6):
             await gateway.say(f"m{number}")
-        replies = await gateway.replies(6)
-        assert replies == [f"echo: m{number}" for number in range(6)]
+        assert await gateway.replies(6) == [f"echo: m{number}" for number in range(6)]
         assert gateway.model.most_running == 1
 
 
-async def test_messages_sent_during_a_turn_make_one_next_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("first")
-        await hang.begun.wait()
-        now = gateway.clock.now()
-        for number in range(5):
-            await gateway.say(f"m{number}", at=now + number * 500)
-        hang.release()
-        assert await gateway.replies(2) == ["finally", "echo: m0 | m1 | m2 | m3 | m4"]
-        assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
+async def test_messages_sent_during_a_turn_make_one_next_turn(gateway: TestGateway) -> None:
+    hang = await hanging(gateway, "first")
+    now = gateway.clock.now()
+    for number in range(5):
+        await gateway.say(f"m{number}", at=now + number * 500)
+    hang.release()
+    assert await gateway.replies(2) == ["finally", "echo: m0 | m1 | m2 | m3 | m4"]
+    assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
 
 
-async def test_a_turn_started_with_its_message_equals_one_started_by_a_lane(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"max_turns": 1}) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("first", chat=GROUP)
-        await hang.begun.wait()
+async def test_a_turn_started_with_its_message_equals_one_started_by_a_lane(serve: Serve) -> None:
+    async with serve(sessions={"max_turns": 1}) as gateway:
+        hang = await hanging(gateway, "first", chat=GROUP)
         await gateway.say("no room", chat=DIRECT)
         assert await gateway.rows("SELECT state FROM inbox ORDER BY id") == [("claimed",), ("new",)]
         hang.release()
@@ -93,25 +82,21 @@ async def test_a_turn_started_with_its_message_equals_one_started_by_a_lane(stor
         assert await gateway.turns_of(GROUP) == [("finished", "first")]
 
 
-async def test_ten_chats_are_answered_while_one_hangs(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("stuck", chat=chat(99))
-        await hang.begun.wait()
-        await asyncio.gather(*(gateway.say(f"hello {number}", chat=chat(number)) for number in range(1, 11)))
-        for number in range(1, 11):
-            await eventually(
-                lambda number=number: gateway.adapter.texts(chat(number)) == [f"echo: hello {number}"],  # type: ignore[misc]
-                "an answer beside the hanging one",
-            )
-        assert gateway.adapter.texts(chat(99)) == []
-        hang.release()
-        assert await gateway.replies(1, chat(99)) == ["finally"]
+async def test_ten_chats_are_answered_while_one_hangs(gateway: TestGateway) -> None:
+    hang = await hanging(gateway, "stuck", chat=chat(99))
+    await asyncio.gather(*(gateway.say(f"hello {number}", chat=chat(number)) for number in range(1, 11)))
+    for number in range(1, 11):
+        await eventually(
+            lambda number=number: gateway.adapter.texts(chat(number)) == [f"echo: hello {number}"],  # type: ignore[misc]
+            "an answer beside the hanging one",
+        )
+    assert gateway.adapter.texts(chat(99)) == []
+    hang.release()
+    assert await gateway.replies(1, chat(99)) == ["finally"]
 
 
-async def test_no_more_turns_run_at_once_than_allowed_and_all_are_answered(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"max_turns": 3}) as gateway:
+async def test_no_more_turns_run_at_once_than_allowed_and_all_are_answered(serve: Serve) -> None:
+    async with serve(sessions={"max_turns": 3}) as gateway:
 
         async def slow(request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
             await eventually(lambda: gateway.model.most_running >= 3, "as many as may")
@@ -125,8 +110,8 @@ async def test_no_more_turns_run_at_once_than_allowed_and_all_are_answered(store
         assert gateway.model.most_running == 3
 
 
-async def test_a_turn_stopped_while_waiting_for_a_slot_calls_no_model(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"max_turns": 1}) as gateway:
+async def test_a_turn_stopped_while_waiting_for_a_slot_calls_no_model(serve: Serve) -> None:
+    async with serve(sessions={"max_turns": 1}) as gateway:
         await gateway.ask("q", chat=chat(1))
         hang = await hanging(gateway, "long", chat=chat(2))
         await gateway.say("/retry", chat=chat(1))
@@ -138,69 +123,50 @@ async def test_a_turn_stopped_while_waiting_for_a_slot_calls_no_model(store: Sto
         assert gateway.model.heard == [["q"], ["long"], ["q", "and now?"]]
 
 
-async def test_a_retry_takes_a_slot_like_any_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"max_turns": 1}) as gateway:
-        await gateway.ask("q", chat=chat(1))
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("long", chat=chat(2))
-        await hang.begun.wait()
-        await gateway.say("/retry", chat=chat(1))
-        await settled()
-        assert gateway.model.most_running == 1
-        hang.release()
-        await gateway.replies(2, chat(1))
-        assert gateway.model.most_running == 1
+async def test_a_slow_download_delays_its_own_chat_only(gateway: TestGateway) -> None:
+    gateway.adapter.may_download.clear()
+    gateway.adapter.files["f"] = b"words"
+    file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="a.txt")
+    await gateway.say("read this", chat=chat(1), files=[file])
+    assert await gateway.ask("hello", chat=chat(2)) == "echo: hello"
+    assert gateway.adapter.texts(chat(1)) == []
+    gateway.adapter.may_download.set()
+    assert await gateway.replies(1, chat(1)) == ["echo: read this"]
 
 
-async def test_a_slow_download_delays_its_own_chat_only(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.adapter.may_download.clear()
-        gateway.adapter.files["f"] = b"words"
-        file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="a.txt")
-        await gateway.say("read this", chat=chat(1), files=[file])
-        assert await gateway.ask("hello", chat=chat(2)) == "echo: hello"
-        assert gateway.adapter.texts(chat(1)) == []
-        gateway.adapter.may_download.set()
-        assert await gateway.replies(1, chat(1)) == ["echo: read this"]
+async def test_a_paste_in_three_pieces_is_one_turn(gateway: TestGateway) -> None:
+    await gateway.say("one", expects_more=True)
+    await settled(0.1)
+    await gateway.say("two", expects_more=True)
+    await settled(0.1)
+    await gateway.say("three")
+    assert await gateway.replies(1) == ["echo: one | two | three"]
 
 
-async def test_a_paste_in_three_pieces_is_one_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.say("one", expects_more=True)
-        await settled(0.1)
-        await gateway.say("two", expects_more=True)
-        await settled(0.1)
-        await gateway.say("three")
-        assert await gateway.replies(1) == ["echo: one | two | three"]
-
-
-async def test_a_long_message_alone_is_answered_after_a_bounded_wait(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        began = time.monotonic()
-        assert await gateway.ask("long", expects_more=True) == "echo: long"
-        assert time.monotonic() - began >= 1.49  # uvloop counts in whole milliseconds
+async def test_a_long_message_alone_is_answered_after_a_bounded_wait(gateway: TestGateway) -> None:
+    began = time.monotonic()
+    assert await gateway.ask("long", expects_more=True) == "echo: long"
+    assert time.monotonic() - began >= 1.49  # uvloop counts in whole milliseconds
 
 
 # ---- stop
 
 
-async def test_stop_ends_a_hanging_turn_and_keeps_the_partial_answer(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang(says="The answer is")
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await eventually(lambda: gateway.adapter.texts() == ["The answer is"], "a preview")
-        await gateway.say("/stop")
-        assert await gateway.replies(2) == ["The answer is …", "Stopped."]
-        [row] = await gateway.rows("SELECT text, body FROM messages WHERE role = 'assistant'")
-        assert row[0] == "The answer is"
-        assert "was_interrupted" in row[1]
-        assert await gateway.ask("next") == "echo: next"
+async def test_stop_ends_a_hanging_turn_and_keeps_the_partial_answer(gateway: TestGateway) -> None:
+    hang = Hang(says="The answer is")
+    gateway.model.script.append(hang)
+    await gateway.say("q")
+    await eventually(lambda: gateway.adapter.texts() == ["The answer is"], "a preview")
+    await gateway.say("/stop")
+    assert await gateway.replies(2) == ["The answer is …", "Stopped."]
+    [row] = await gateway.rows("SELECT text, body FROM messages WHERE role = 'assistant'")
+    assert row[0] == "The answer is"
+    assert "was_interrupted" in row[1]
+    assert await gateway.ask("next") == "echo: next"
 
 
-async def test_stop_keeps_the_queue_and_stop_all_clears_it(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+async def test_stop_keeps_the_queue_and_stop_all_clears_it(serve: Serve) -> None:
+    async with serve(sessions={"merge_seconds": 0}) as gateway:
         first, second = Hang(), Hang()
         gateway.model.script.extend([first, second])
         await gateway.say("one")
@@ -217,46 +183,38 @@ async def test_stop_keeps_the_queue_and_stop_all_clears_it(store: Store, tmp_pat
         assert await gateway.inbox_states() == ["done", "done", "dropped", "done", "done"]
 
 
-async def test_a_stop_during_tools_leaves_no_open_call(store: Store, tmp_path: Path) -> None:
+async def test_a_stop_during_tools_leaves_no_open_call(serve: Serve) -> None:
     never = asyncio.Event()
-    async with serving(store, tmp_path, tools=[tool("slow", lambda: never)]) as gateway:
+    async with serve(tools=[tool("slow", lambda: never)]) as gateway:
         gateway.model.script.append(calls("slow", text="Let me look."))
         await gateway.say("q")
         await eventually(lambda: gateway.adapter.texts() or gateway.model.requests, "the model was asked")
         await gateway.until_rows("SELECT 1 FROM tool_runs")
-        await gateway.say("/stop")
-        await gateway.quiet()
+        await gateway.tell("/stop")
         assert await gateway.rows("SELECT state FROM tool_runs") == [("stopped",)]
         texts = [row[0] for row in await gateway.rows("SELECT text FROM messages ORDER BY seq")]
         assert texts == ["q", "Let me look.", "stopped by the person"]
 
 
-async def test_stop_works_while_another_process_locks_the_database(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang(says="partial")
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
-        with locked_by_another_process(place_of(store), 60) as locker:
-            stop = asyncio.create_task(gateway.say("/stop"))
-            await eventually(lambda: gateway.model.running == 0, "the model is let go")
-            assert locker.poll() is None, "the database is still locked"
-            assert not stop.done()
-            locker.kill()
-            await asyncio.to_thread(locker.wait)
-            await stop
-        assert await gateway.replies(3) == ["partial …", STOPPED, "Stopped."]
-        assert await gateway.turns_of() == [("stopped", "q")]
+async def test_stop_works_while_another_process_locks_the_database(gateway: TestGateway) -> None:
+    await hanging(gateway, says="partial")
+    with locked_by_another_process(place_of(gateway.store), 60) as locker:
+        stop = asyncio.create_task(gateway.say("/stop"))
+        await eventually(lambda: gateway.model.running == 0, "the model is let go")
+        assert locker.poll() is None, "the database is still locked"
+        assert not stop.done()
+        locker.kill()
+        await asyncio.to_thread(locker.wait)
+        await stop
+    assert await gateway.replies(3) == ["partial …", STOPPED, "Stopped."]
+    assert await gateway.turns_of() == [("stopped", "q")]
 
 
-async def test_a_turn_waiting_for_approval_keeps_its_place_across_a_restart(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
+async def test_a_turn_waiting_for_approval_keeps_its_place_across_a_restart(serve: Serve, store: Store) -> None:
+    async with serve() as gateway:
+        await hanging(gateway)
     await store.write(lambda db: db.execute("UPDATE turns SET state = 'waiting'").rowcount)
-    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+    async with serve(adapter=gateway.adapter) as again:
         await again.say("next")
         await settled()
         assert again.model.requests == []
@@ -266,13 +224,10 @@ async def test_a_turn_waiting_for_approval_keeps_its_place_across_a_restart(stor
         assert await again.turns_of() == [("stopped", "q"), ("finished", "next")]
 
 
-async def test_no_queued_message_starts_before_the_stop_is_stored(store: Store, tmp_path: Path) -> None:
+async def test_no_queued_message_starts_before_the_stop_is_stored(serve: Serve) -> None:
     """Otherwise, `/stop all` could not drop the next message, because it would already be in a turn."""
-    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
+    async with serve(sessions={"merge_seconds": 0}) as gateway:
+        await hanging(gateway)
         await gateway.say("next")
         [(chat_id,)] = await gateway.rows("SELECT chat_id FROM turns")
         stopping = gateway.lanes.begin_stop(chat_id, "stopped by the person")
@@ -284,36 +239,34 @@ async def test_no_queued_message_starts_before_the_stop_is_stored(store: Store, 
         assert await gateway.turns_of() == [("stopped", "q"), ("finished", "next")]
 
 
-async def test_a_late_interruption_does_not_stop_the_next_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang()
-        await gateway.ask("one")
-        [(chat_id, first)] = await gateway.rows("SELECT chat_id, id FROM turns")
-        gateway.model.script.append(hang)
-        await gateway.say("two")
-        await hang.begun.wait()
-        gateway.lanes.interrupt(chat_id, first)
-        await settled()
-        hang.release()
-        assert await gateway.replies(2) == ["echo: one", "finally"]
+async def test_a_late_interruption_does_not_stop_the_next_turn(gateway: TestGateway) -> None:
+    hang = Hang()
+    await gateway.ask("one")
+    [(chat_id, first)] = await gateway.rows("SELECT chat_id, id FROM turns")
+    gateway.model.script.append(hang)
+    await gateway.say("two")
+    await hang.begun.wait()
+    gateway.lanes.interrupt(chat_id, first)
+    await settled()
+    hang.release()
+    assert await gateway.replies(2) == ["echo: one", "finally"]
 
 
-async def test_an_offline_stop_works_only_for_the_user_who_started_the_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.model.script.append(Hang())
-        await gateway.say("q", chat=GROUP)
-        await eventually(lambda: gateway.model.running == 1, "the turn runs")
-        for other in (BOB, EVE):
-            await gateway.intake.overhear(gateway.message("/stop", chat=GROUP, sender=other))
-        await gateway.intake.overhear(gateway.message("/stop", chat=GROUP, is_addressed=False))
-        await settled()
-        assert gateway.model.running == 1
-        await gateway.intake.overhear(gateway.message("/stop", chat=GROUP))
-        await eventually(lambda: gateway.model.running == 0, "the model is let go")
+async def test_an_offline_stop_works_only_for_the_user_who_started_the_turn(gateway: TestGateway) -> None:
+    gateway.model.script.append(Hang())
+    await gateway.say("q", chat=GROUP)
+    await eventually(lambda: gateway.model.running == 1, "the turn runs")
+    for other in (BOB, EVE):
+        await gateway.intake.overhear(gateway.message("/stop", chat=GROUP, sender=other))
+    await gateway.intake.overhear(gateway.message("/stop", chat=GROUP, is_addressed=False))
+    await settled()
+    assert gateway.model.running == 1
+    await gateway.intake.overhear(gateway.message("/stop", chat=GROUP))
+    await eventually(lambda: gateway.model.running == 0, "the model is let go")
 
 
-async def test_stop_works_on_a_full_disk_and_does_not_stop_later_turns(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+async def test_stop_works_on_a_full_disk_and_does_not_stop_later_turns(serve: Serve, store: Store) -> None:
+    async with serve(sessions={"merge_seconds": 0}) as gateway:
         hang, later = Hang(), Hang()
         gateway.model.script.extend([hang, later])
         await gateway.say("q")
@@ -334,67 +287,58 @@ async def test_stop_works_on_a_full_disk_and_does_not_stop_later_turns(store: St
         assert gateway.adapter.texts() == [STOPPED, "Stopped.", "finally"], "what it did is what it says"
 
 
-async def test_the_answer_of_a_stopped_turn_is_still_charged(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
+async def test_the_answer_of_a_stopped_turn_is_still_charged(gateway: TestGateway) -> None:
 
-        async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
-            turn = gateway.lanes.running_in(DIRECT)
-            assert turn is not None
-            await store.write(journal.stop_turn, turn, "", "stopped", gateway.clock.now(), notice="(stopped)")
-            return answer("too late")
+    async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
+        turn = gateway.lanes.running_in(DIRECT)
+        assert turn is not None
+        await gateway.store.write(journal.stop_turn, turn, "", "stopped", gateway.clock.now(), notice="(stopped)")
+        return answer("too late")
 
-        gateway.model.script.append(late)
-        await gateway.say("q")
-        await eventually(lambda: gateway.model.requests and not gateway.lanes.active, "the end of the turn")
-        assert await gateway.rows("SELECT state FROM turns") == [("stopped",)]
-        assert await gateway.rows("SELECT outcome, input_tokens FROM model_calls") == [("ok", 100)]
+    gateway.model.script.append(late)
+    await gateway.say("q")
+    await eventually(lambda: gateway.model.requests and not gateway.lanes.active, "the end of the turn")
+    assert await gateway.rows("SELECT state FROM turns") == [("stopped",)]
+    assert await gateway.rows("SELECT outcome, input_tokens FROM model_calls") == [("ok", 100)]
 
 
-async def test_an_answer_stopped_during_its_last_preview_is_still_charged(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang(says="fin")
-        gateway.model.script.append(hang)
-        gateway.adapter.may_show.clear()
-        await gateway.say("long")
-        await eventually(lambda: gateway.adapter.previews, "a preview is on its way")
-        hang.release()
-        await eventually(lambda: not gateway.model.running, "the answer is there")
-        await gateway.say("/stop")
-        await eventually(lambda: gateway.lanes.active[DIRECT].stop_reason, "the work is cancelled")
-        gateway.adapter.may_show.set()
-        await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'stopped'")
-        await gateway.until_rows("SELECT 1 FROM model_calls")
-        assert await gateway.rows("SELECT outcome, input_tokens FROM model_calls") == [("ok", 100)]
+async def test_an_answer_stopped_during_its_last_preview_is_still_charged(gateway: TestGateway) -> None:
+    hang = Hang(says="fin")
+    gateway.model.script.append(hang)
+    gateway.adapter.may_show.clear()
+    await gateway.say("long")
+    await eventually(lambda: gateway.adapter.previews, "a preview is on its way")
+    hang.release()
+    await eventually(lambda: not gateway.model.running, "the answer is there")
+    await gateway.say("/stop")
+    await eventually(lambda: gateway.lanes.active[DIRECT].stop_reason, "the work is cancelled")
+    gateway.adapter.may_show.set()
+    await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'stopped'")
+    await gateway.until_rows("SELECT 1 FROM model_calls")
+    assert await gateway.rows("SELECT outcome, input_tokens FROM model_calls") == [("ok", 100)]
 
 
 # ---- interrupt, steer
 
 
-async def test_an_interrupt_keeps_the_partial_answer_and_answers_the_newer_message(
-    store: Store, tmp_path: Path
-) -> None:
-    async with serving(store, tmp_path, sessions={"busy_mode": "interrupt"}) as gateway:
-        hang = Hang(says="so far")
-        gateway.model.script.append(hang)
-        await gateway.say("one")
-        await hang.begun.wait()
+async def test_an_interrupt_keeps_the_partial_answer_and_answers_the_newer_message(serve: Serve) -> None:
+    async with serve(sessions={"busy_mode": "interrupt"}) as gateway:
+        await hanging(gateway, "one", says="so far")
         await gateway.say("two")
         assert (await gateway.replies(2))[-1] == "echo: two"
         assert await gateway.turns_of() == [("stopped", "one"), ("finished", "two")]
-        said = [row.text for row in gateway.model.requests[1].transcript]
-        assert said == ["one", "so far", "two"]
+        assert [row.text for row in gateway.model.requests[1].transcript] == ["one", "so far", "two"]
 
 
-async def test_in_a_group_only_the_starter_or_an_admin_interrupts(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"busy_mode": "interrupt"}) as gateway:
+async def test_in_a_group_only_the_starter_or_an_admin_interrupts(serve: Serve) -> None:
+    async with serve(sessions={"busy_mode": "interrupt"}) as gateway:
         hang, hang2 = Hang(), Hang()
         gateway.model.script.extend([hang, hang2])
         await gateway.say("ann asks", chat=GROUP)
         await hang.begun.wait()
         await gateway.say("bob asks", chat=GROUP, sender=BOB)
         await settled()
-        assert gateway.model.running == 1
-        assert len(gateway.model.requests) == 1
+        assert (gateway.model.running, len(gateway.model.requests)) == (1, 1)
         await gateway.say("boss asks", chat=GROUP, sender=BOSS)
         await hang2.begun.wait()
         hang2.release()
@@ -406,9 +350,9 @@ async def test_in_a_group_only_the_starter_or_an_admin_interrupts(store: Store, 
         ]
 
 
-async def test_a_steer_joins_before_the_next_model_call(store: Store, tmp_path: Path) -> None:
+async def test_a_steer_joins_before_the_next_model_call(serve: Serve) -> None:
     gate = asyncio.Event()
-    async with serving(store, tmp_path, tools=[tool("look", lambda: gate)], sessions={"busy_mode": "steer"}) as gateway:
+    async with serve(tools=[tool("look", lambda: gate)], sessions={"busy_mode": "steer"}) as gateway:
         gateway.model.script.append(calls("look"))
         await gateway.say("q")
         await gateway.until_rows("SELECT 1 FROM tool_runs")
@@ -420,20 +364,17 @@ async def test_a_steer_joins_before_the_next_model_call(store: Store, tmp_path: 
         assert [row.origin for row in last][-2:] == [Origin.TOOL, Origin.HUMAN]
 
 
-async def test_a_steer_after_the_last_model_call_becomes_the_next_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"busy_mode": "steer"}) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
+async def test_a_steer_after_the_last_model_call_becomes_the_next_turn(serve: Serve) -> None:
+    async with serve(sessions={"busy_mode": "steer"}) as gateway:
+        hang = await hanging(gateway)
         await gateway.say("late")
         hang.release()
         assert await gateway.replies(2) == ["finally", "echo: late"]
 
 
-async def test_in_a_group_a_turn_of_another_person_cannot_be_steered(store: Store, tmp_path: Path) -> None:
+async def test_in_a_group_a_turn_of_another_person_cannot_be_steered(serve: Serve) -> None:
     gate = asyncio.Event()
-    async with serving(store, tmp_path, tools=[tool("look", lambda: gate)], sessions={"busy_mode": "steer"}) as gateway:
+    async with serve(tools=[tool("look", lambda: gate)], sessions={"busy_mode": "steer"}) as gateway:
         gateway.model.script.append(calls("look"))
         await gateway.say("ann asks", chat=GROUP)
         await gateway.until_rows("SELECT 1 FROM tool_runs")
@@ -446,66 +387,53 @@ async def test_in_a_group_a_turn_of_another_person_cannot_be_steered(store: Stor
 # ---- failure
 
 
-async def test_a_refusing_model_causes_one_error_reply_and_the_chat_continues(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.model.script.append(AuthRejected("key abc123 is wrong"))
-        said = await gateway.ask("q")
-        assert "API key" in said
-        assert "abc123" not in said
-        assert await gateway.ask("again") == "echo: q | again"
-        assert [state for state, _ in await gateway.turns_of()] == ["failed", "finished"]
+async def test_a_refusing_model_causes_one_error_reply_and_the_chat_continues(gateway: TestGateway) -> None:
+    gateway.model.script.append(AuthRejected("key abc123 is wrong"))
+    said = await gateway.ask("q")
+    assert "API key" in said
+    assert "abc123" not in said
+    assert await gateway.ask("again") == "echo: q | again"
+    assert [state for state, _ in await gateway.turns_of()] == ["failed", "finished"]
 
 
-async def test_a_bug_in_a_turn_is_reported_only_in_its_chat(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.model.script.append(ValueError("bug"))
-        assert await gateway.ask("q") == CRASH_SENTENCE
-        assert await gateway.ask("again") == "echo: q | again"
+async def cut_off(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
+    raise asyncio.CancelledError
 
 
-async def test_an_unexpected_cancellation_is_reported_and_the_chat_continues(store: Store, tmp_path: Path) -> None:
-    async def cut_off(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
-        raise asyncio.CancelledError
-
-    async with serving(store, tmp_path) as gateway:
-        gateway.model.script.append(cut_off)
-        assert await gateway.ask("q") == CRASH_SENTENCE
-        assert await gateway.ask("again") == "echo: q | again"
+@pytest.mark.parametrize("step", [ValueError("bug"), cut_off], ids=["bug", "cancellation"])
+async def test_an_unexpected_end_is_reported_and_the_chat_continues(gateway: TestGateway, step: Step) -> None:
+    gateway.model.script.append(step)
+    assert await gateway.ask("q") == CRASH_SENTENCE
+    assert await gateway.ask("again") == "echo: q | again"
 
 
-async def test_a_turn_has_a_deadline(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.configure(
-            gateway.live.config.model_copy(
-                update={"model": gateway.live.config.model.model_copy(update={"turn_seconds": 0.05})}
-            )
+async def test_a_turn_has_a_deadline(gateway: TestGateway) -> None:
+    gateway.configure(
+        gateway.live.config.model_copy(
+            update={"model": gateway.live.config.model.model_copy(update={"turn_seconds": 0.05})}
         )
-        gateway.model.script.append(Hang())
-        assert await gateway.ask("q") == DEADLINE_SENTENCE
-        assert [state for state, _ in await gateway.turns_of()] == ["failed"]
+    )
+    gateway.model.script.append(Hang())
+    assert await gateway.ask("q") == DEADLINE_SENTENCE
+    assert [state for state, _ in await gateway.turns_of()] == ["failed"]
 
 
-async def test_an_answer_survives_a_full_disk_without_a_second_model_call(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang(text="x" * 200_000)
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
-        await store.write(set_max_pages, 0)
-        hang.release()
-        await settled(0.1)
-        await store.write(set_max_pages, None)
-        replies = await gateway.replies(1)
-        assert "".join((await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'"))[0]) == "x" * 200_000
-        assert sum(map(len, replies)) == 200_000
-        assert len(gateway.model.requests) == 1
+async def test_an_answer_survives_a_full_disk_without_a_second_model_call(gateway: TestGateway) -> None:
+    hang = await hanging(gateway, reply="x" * 200_000)
+    await gateway.store.write(set_max_pages, 0)
+    hang.release()
+    await settled(0.1)
+    await gateway.store.write(set_max_pages, None)
+    replies = await gateway.replies(1)
+    assert "".join((await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'"))[0]) == "x" * 200_000
+    assert (sum(map(len, replies)), len(gateway.model.requests)) == (200_000, 1)
 
 
 async def test_a_message_that_crashes_its_lane_is_set_aside_and_the_chat_continues(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.turns.lanes.RETRY_BACKOFF", Backoff(0.01, 0.01))
-    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+    async with serve(sessions={"merge_seconds": 0}) as gateway:
         gateway.adapter.files["f"] = RuntimeError("the SDK is broken")
         file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="a.txt")
         await gateway.say("poison", files=[file])
@@ -517,12 +445,9 @@ async def test_a_message_that_crashes_its_lane_is_set_aside_and_the_chat_continu
 # ---- draining, restarting
 
 
-async def test_a_drained_lane_finishes_its_turn_and_starts_no_other(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("one")
-        await hang.begun.wait()
+async def test_a_drained_lane_finishes_its_turn_and_starts_no_other(serve: Serve) -> None:
+    async with serve() as gateway:
+        hang = await hanging(gateway, "one")
         draining = asyncio.create_task(gateway.lanes.drain(5.0))
         await settled(0.01)
         await gateway.say("two")
@@ -530,34 +455,28 @@ async def test_a_drained_lane_finishes_its_turn_and_starts_no_other(store: Store
         assert await draining == 0
         assert await gateway.turns_of() == [("finished", "one")]
         assert await gateway.inbox_states() == ["done", "new"]
-    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+    async with serve(adapter=gateway.adapter) as again:
         assert await again.replies(2) == ["finally", "echo: two"]
 
 
-async def test_a_turn_cancelled_by_the_drain_resumes_at_the_next_start(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
+async def test_a_turn_cancelled_by_the_drain_resumes_at_the_next_start(serve: Serve) -> None:
+    async with serve() as gateway:
+        await hanging(gateway)
         assert await gateway.lanes.drain(0.01) == 1
         assert await gateway.turns_of() == [("running", "q")]
-    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+    async with serve(adapter=gateway.adapter) as again:
         assert await again.replies(1) == ["echo: q"]
         assert await again.rows("SELECT state, restarts FROM turns") == [("finished", 0)], "it was left in order"
 
 
-async def test_a_turn_waiting_for_a_slot_does_not_start_during_the_drain(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
+async def test_a_turn_waiting_for_a_slot_does_not_start_during_the_drain(serve: Serve) -> None:
+    async with serve() as gateway:
         for chat in (DIRECT, GROUP):
-            hang = Hang()
-            gateway.model.script.append(hang)
-            await gateway.say("q", chat=chat)
-            await hang.begun.wait()
+            await hanging(gateway, chat=chat)
     first = Hang()
     model = ScriptedModel()
     model.script.append(first)
-    async with serving(store, tmp_path, chat_model=model, sessions={"max_turns": 1}) as again:
+    async with serve(chat_model=model, sessions={"max_turns": 1}) as again:
         await first.begun.wait()
         draining = asyncio.create_task(again.lanes.drain(5.0))
         await settled(0.01)
@@ -567,11 +486,11 @@ async def test_a_turn_waiting_for_a_slot_does_not_start_during_the_drain(store: 
         assert sorted(await again.rows("SELECT state, restarts FROM turns")) == [("finished", 1), ("running", 0)]
 
 
-async def test_a_turn_that_keeps_crashing_the_process_is_given_up(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_that_keeps_crashing_the_process_is_given_up(serve: Serve) -> None:
     adapter = MemoryAdapter()
     asked_times = 0
     for _ in range(6):
-        async with serving(store, tmp_path, adapter=adapter) as gateway:
+        async with serve(adapter=adapter) as gateway:
             hang = Hang()
             gateway.model.script.append(hang)
             if not asked_times:
@@ -585,40 +504,39 @@ async def test_a_turn_that_keeps_crashing_the_process_is_given_up(store: Store, 
             asked_times += 1
     assert asked_times == 4  # the first time, and three restarts
     assert adapter.texts() == [RESTART_SENTENCE]
-    async with serving(store, tmp_path, adapter=adapter) as gateway:
+    async with serve(adapter=adapter) as gateway:
         assert await gateway.ask("next") == "echo: q | next"
 
 
-async def test_a_turn_interrupted_by_many_deploys_is_not_given_up(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_interrupted_by_many_deploys_is_not_given_up(serve: Serve) -> None:
     adapter = MemoryAdapter()
     for deploy in range(MAX_RESTARTS + 3):
-        async with serving(store, tmp_path, adapter=adapter) as gateway:
+        async with serve(adapter=adapter) as gateway:
             hang = Hang()
             gateway.model.script.append(hang)
             if not deploy:
                 await gateway.say("q")
             await hang.begun.wait()
             assert await gateway.lanes.drain(0.0) == 1
-    async with serving(store, tmp_path, adapter=adapter) as gateway:
+    async with serve(adapter=adapter) as gateway:
         assert await gateway.replies(1) == ["echo: q"]
 
 
-async def test_a_turn_resumed_by_another_process_is_not_answered_twice(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
+async def test_a_turn_resumed_by_another_process_is_not_answered_twice(gateway: TestGateway) -> None:
 
-        async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
-            turn = gateway.lanes.running_in(DIRECT)
-            assert turn is not None
-            await store.write(journal.take_up, turn, True)
-            return answer("too late")
+    async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
+        turn = gateway.lanes.running_in(DIRECT)
+        assert turn is not None
+        await gateway.store.write(journal.take_up, turn, True)
+        return answer("too late")
 
-        gateway.model.script.append(late)
-        assert await gateway.ask("q") == "echo: q"
-        assert await gateway.rows("SELECT epoch, restarts, state FROM turns") == [(3, 1, "finished")]
-        assert len(await gateway.rows("SELECT 1 FROM model_calls")) == 2, "both were paid for"
+    gateway.model.script.append(late)
+    assert await gateway.ask("q") == "echo: q"
+    assert await gateway.rows("SELECT epoch, restarts, state FROM turns") == [(3, 1, "finished")]
+    assert len(await gateway.rows("SELECT 1 FROM model_calls")) == 2, "both were paid for"
 
 
-async def test_a_tool_that_writes_is_not_run_again_after_a_restart(store: Store, tmp_path: Path) -> None:
+async def test_a_tool_that_writes_is_not_run_again_after_a_restart(serve: Serve) -> None:
     runs: list[str] = []
     never = asyncio.Event()
 
@@ -627,40 +545,38 @@ async def test_a_tool_that_writes_is_not_run_again_after_a_restart(store: Store,
         return never
 
     tools = [tool("pay", run, ToolEffect.WRITES)]
-    async with serving(store, tmp_path, tools=tools) as gateway:
+    async with serve(tools=tools) as gateway:
         gateway.model.script.append(calls("pay"))
         await gateway.say("q")
         await eventually(lambda: runs, "the tool runs")
-    async with serving(store, tmp_path, tools=tools, adapter=gateway.adapter) as again:
+    async with serve(tools=tools, adapter=gateway.adapter) as again:
         assert await again.replies(1) == ["echo: q"]
         assert runs == ["x"]
         assert await again.rows("SELECT state FROM tool_runs") == [("unknown",)]
 
 
-async def test_messages_that_arrived_while_stopped_are_answered_in_order(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+async def test_messages_that_arrived_while_stopped_are_answered_in_order(serve: Serve) -> None:
+    async with serve(sessions={"merge_seconds": 0}) as gateway:
         await gateway.lanes.drain(1.0)
         for number in range(6):
             await gateway.say(f"m{number}")
-    async with serving(store, tmp_path, adapter=gateway.adapter, sessions={"merge_seconds": 0}) as again:
+    async with serve(adapter=gateway.adapter, sessions={"merge_seconds": 0}) as again:
         assert await again.replies(6) == [f"echo: m{number}" for number in range(6)]
 
 
-async def test_an_answer_that_cannot_be_delivered_does_not_stop_the_next_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.adapter.troubles.extend([PlatformUnavailable("down")] * 2)
-        await gateway.say("one")
-        await eventually(lambda: len(gateway.model.requests) == 1, "the first turn")
-        await gateway.say("two")
-        assert await gateway.replies(2) == ["echo: one", "echo: two"]
+async def test_an_answer_that_cannot_be_delivered_does_not_stop_the_next_turn(gateway: TestGateway) -> None:
+    gateway.adapter.troubles.extend([PlatformUnavailable("down")] * 2)
+    await gateway.say("one")
+    await eventually(lambda: len(gateway.model.requests) == 1, "the first turn")
+    await gateway.say("two")
+    assert await gateway.replies(2) == ["echo: one", "echo: two"]
 
 
-async def test_idle_lanes_leave_nothing_behind(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for number in range(20):
-            await gateway.ask("hi", chat=chat(number))
-        await eventually(lambda: not gateway.lanes._lanes and not gateway.lanes._tasks, "lanes are gone")
-        await eventually(lambda: not gateway.delivery._wakes, "delivery is idle")
-        assert len(gateway.gates._gates) == 0
-        assert not gateway.lanes.active
-        assert gateway.lanes.running_in(DIRECT) is None
+async def test_idle_lanes_leave_nothing_behind(gateway: TestGateway) -> None:
+    for number in range(20):
+        await gateway.ask("hi", chat=chat(number))
+    await eventually(lambda: not gateway.lanes._lanes and not gateway.lanes._tasks, "lanes are gone")
+    await eventually(lambda: not gateway.delivery._wakes, "delivery is idle")
+    assert len(gateway.gates._gates) == 0
+    assert not gateway.lanes.active
+    assert gateway.lanes.running_in(DIRECT) is None

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from agent.model.base import ModelReply, ModelRequest
 from gateway.outbound.gates import FloodControl, Gate
 from gateway.turns.previews import LivePreview
 from hermes_state.errors import PlatformUnavailable, RateLimited, StoreUnavailable
-from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnClaim, note_preview
 from hermes_state.values import ChatId, ChatKind, LineageId, TurnId
 from tests.gateway.helpers import (
@@ -20,11 +18,11 @@ from tests.gateway.helpers import (
     GROUP,
     Hang,
     MemoryAdapter,
+    Serve,
     TestGateway,
     answer,
     eventually,
     hanging,
-    serving,
     settled,
 )
 from tests.hermes_state.rows import START
@@ -72,29 +70,27 @@ async def grow(gateway: TestGateway, text: str = "the") -> Growing:
     return growing
 
 
-async def test_the_answer_grows_in_one_message_and_the_final_replaces_it(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        growing = await grow(gateway)
-        await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
-        growing.grow("the whole")
-        await eventually(lambda: gateway.adapter.texts() == ["the whole"], "it grows")
-        growing.done.set()
-        assert await gateway.replies(1) == ["the whole answer"]
-        assert {preview.number for preview in gateway.adapter.previews} == {1}
-        assert not gateway.adapter.previews[0].is_shared
-        assert gateway.adapter.previews[0].reply_to is None
+async def test_the_answer_grows_in_one_message_and_the_final_replaces_it(gateway: TestGateway) -> None:
+    growing = await grow(gateway)
+    await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
+    growing.grow("the whole")
+    await eventually(lambda: gateway.adapter.texts() == ["the whole"], "it grows")
+    growing.done.set()
+    assert await gateway.replies(1) == ["the whole answer"]
+    assert {preview.number for preview in gateway.adapter.previews} == {1}
+    assert not gateway.adapter.previews[0].is_shared
+    assert gateway.adapter.previews[0].reply_to is None
 
 
-async def test_the_same_text_is_not_shown_twice(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        growing = await grow(gateway)
-        await eventually(lambda: gateway.adapter.previews, "a preview")
-        for _ in range(5):
-            growing.grow("the")
-            await settled(0.02)
-        assert len(gateway.adapter.previews) == 1
-        growing.done.set()
-        await gateway.quiet()
+async def test_the_same_text_is_not_shown_twice(gateway: TestGateway) -> None:
+    growing = await grow(gateway)
+    await eventually(lambda: gateway.adapter.previews, "a preview")
+    for _ in range(5):
+        growing.grow("the")
+        await settled(0.02)
+    assert len(gateway.adapter.previews) == 1
+    growing.done.set()
+    await gateway.quiet()
 
 
 async def test_a_fading_preview_is_renewed_while_tools_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,39 +112,34 @@ async def test_a_fading_preview_is_renewed_while_tools_run(monkeypatch: pytest.M
     assert len(shown[True]) == 1, "a message stays by itself"
 
 
-async def test_a_quick_answer_needs_no_preview_and_no_typing(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, adapter=MemoryAdapter(has_previews=False)) as gateway:
+async def test_a_quick_answer_needs_no_preview_and_no_typing(serve: Serve) -> None:
+    async with serve(adapter=MemoryAdapter(has_previews=False)) as gateway:
         assert await gateway.ask("q") == "echo: q"
-        assert gateway.adapter.previews == []
-        assert gateway.adapter.typed == []
+        assert (gateway.adapter.previews, gateway.adapter.typed) == ([], [])
 
 
-async def test_typing_is_shown_until_there_is_text(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await eventually(lambda: gateway.adapter.typed, "typing")
-        hang.release()
-        await gateway.quiet()
-        typed = len(gateway.adapter.typed)
-        await settled()
-        assert len(gateway.adapter.typed) == typed == 1
+async def test_typing_is_shown_until_there_is_text(gateway: TestGateway) -> None:
+    hang = Hang()
+    gateway.model.script.append(hang)
+    await gateway.say("q")
+    await eventually(lambda: gateway.adapter.typed, "typing")
+    hang.release()
+    await gateway.quiet()
+    typed = len(gateway.adapter.typed)
+    await settled()
+    assert len(gateway.adapter.typed) == typed == 1
 
 
 @pytest.mark.parametrize(
     "trouble", [PlatformUnavailable("down"), KeyError("a bug of the SDK"), ValueError("bug"), asyncio.CancelledError()]
 )
-async def test_a_failed_preview_does_not_affect_the_answer(
-    store: Store, tmp_path: Path, trouble: BaseException
-) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.adapter.show_trouble = trouble
-        growing = await grow(gateway)
-        await eventually(lambda: gateway.adapter.previews, "a preview is tried")
-        growing.done.set()
-        assert await gateway.replies(1) == ["the whole answer"]
-        assert len(gateway.model.requests) == 1
+async def test_a_failed_preview_does_not_affect_the_answer(gateway: TestGateway, trouble: BaseException) -> None:
+    gateway.adapter.show_trouble = trouble
+    growing = await grow(gateway)
+    await eventually(lambda: gateway.adapter.previews, "a preview is tried")
+    growing.done.set()
+    assert await gateway.replies(1) == ["the whole answer"]
+    assert len(gateway.model.requests) == 1
 
 
 async def test_a_placeholder_that_cannot_be_stored_is_stored_at_the_end_or_dropped() -> None:
@@ -168,73 +159,67 @@ async def test_a_placeholder_that_cannot_be_stored_is_stored_at_the_end_or_dropp
         left = len(troubles)
         await eventually(lambda left=left: len(troubles) < left, "a first try")  # type: ignore[misc]
         await preview.close()
-    assert noted == ["s1000"]
-    assert troubles == []
+    assert (noted, troubles) == (["s1000"], [])
 
 
-async def test_a_preview_waits_until_flood_control_ends(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.adapter.show_trouble = RateLimited(0.2)
-        growing = await grow(gateway)
-        await eventually(lambda: gateway.adapter.previews, "a preview is tried")
-        gateway.adapter.show_trouble = None
-        growing.grow("the whole")
-        await settled(0.1)
-        assert len(gateway.adapter.previews) == 1
-        await eventually(lambda: gateway.adapter.texts() == ["the whole"], "it goes on after the penalty")
-        growing.done.set()
-        await gateway.quiet()
+async def test_a_preview_waits_until_flood_control_ends(gateway: TestGateway) -> None:
+    gateway.adapter.show_trouble = RateLimited(0.2)
+    growing = await grow(gateway)
+    await eventually(lambda: gateway.adapter.previews, "a preview is tried")
+    gateway.adapter.show_trouble = None
+    growing.grow("the whole")
+    await settled(0.1)
+    assert len(gateway.adapter.previews) == 1
+    await eventually(lambda: gateway.adapter.texts() == ["the whole"], "it goes on after the penalty")
+    growing.done.set()
+    await gateway.quiet()
 
 
-async def test_the_final_answer_waits_for_a_preview_in_flight(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.adapter.may_show.clear()
-        growing = await grow(gateway)
-        await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
-        growing.done.set()
-        await settled()
-        assert gateway.adapter.requests == []
-        gateway.adapter.may_show.set()
-        assert await gateway.replies(1) == ["the whole answer"]
+async def test_the_final_answer_waits_for_a_preview_in_flight(gateway: TestGateway) -> None:
+    gateway.adapter.may_show.clear()
+    growing = await grow(gateway)
+    await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
+    growing.done.set()
+    await settled()
+    assert gateway.adapter.requests == []
+    gateway.adapter.may_show.set()
+    assert await gateway.replies(1) == ["the whole answer"]
 
 
-async def test_a_stop_while_the_first_preview_is_in_flight_leaves_one_copy(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.adapter.may_show.clear()
-        await grow(gateway)
-        await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
-        await gateway.say("/stop")
-        await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'stopped'")
-        gateway.adapter.may_show.set()
-        assert await gateway.replies(2) == ["the …", "Stopped."]
+async def test_a_stop_while_the_first_preview_is_in_flight_leaves_one_copy(gateway: TestGateway) -> None:
+    gateway.adapter.may_show.clear()
+    await grow(gateway)
+    await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
+    await gateway.say("/stop")
+    await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'stopped'")
+    gateway.adapter.may_show.set()
+    assert await gateway.replies(2) == ["the …", "Stopped."]
 
 
-async def test_a_stopped_preview_without_an_answer_reads_stopped(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await hanging(gateway)
-        turn = gateway.lanes.running_in(DIRECT)
-        assert turn is not None
-        await store.write(note_preview, turn, "p1")
-        await gateway.say("/stop")
-        assert await gateway.replies(2) == ["Stopped.", "(stopped)"]
+async def test_a_stopped_preview_without_an_answer_reads_stopped(gateway: TestGateway) -> None:
+    await hanging(gateway)
+    turn = gateway.lanes.running_in(DIRECT)
+    assert turn is not None
+    await gateway.store.write(note_preview, turn, "p1")
+    await gateway.say("/stop")
+    assert await gateway.replies(2) == ["Stopped.", "(stopped)"]
 
 
-async def test_a_resumed_turn_continues_in_the_same_message(store: Store, tmp_path: Path) -> None:
+async def test_a_resumed_turn_continues_in_the_same_message(serve: Serve) -> None:
     adapter = MemoryAdapter()
-    async with serving(store, tmp_path, adapter=adapter) as gateway:
+    async with serve(adapter=adapter) as gateway:
         await grow(gateway)
         await gateway.until_rows("SELECT 1 FROM turns WHERE preview_ref IS NOT NULL")
-    async with serving(store, tmp_path, adapter=adapter) as again:
+    async with serve(adapter=adapter) as again:
         assert await again.replies(1) == ["echo: q"]
 
 
-async def test_groups_are_shown_as_shared(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = Hang(says="the")
-        gateway.model.script.append(hang)
-        asked = await gateway.say("q", chat=GROUP)
-        await eventually(lambda: gateway.adapter.previews, "a preview")
-        assert gateway.adapter.previews[0].is_shared
-        assert gateway.adapter.previews[0].reply_to == asked.message_ref, "people see whom the answer is for"
-        hang.release()
-        await gateway.quiet(GROUP)
+async def test_groups_are_shown_as_shared(gateway: TestGateway) -> None:
+    hang = Hang(says="the")
+    gateway.model.script.append(hang)
+    asked = await gateway.say("q", chat=GROUP)
+    await eventually(lambda: gateway.adapter.previews, "a preview")
+    assert gateway.adapter.previews[0].is_shared
+    assert gateway.adapter.previews[0].reply_to == asked.message_ref, "people see whom the answer is for"
+    hang.release()
+    await gateway.quiet(GROUP)

@@ -69,6 +69,12 @@ async def naming(
         yield gateway
 
 
+@pytest.fixture
+async def gateway(store: Store, tmp_path: Path, model: NamingModel) -> AsyncIterator[TestGateway]:
+    async with naming(store, tmp_path, model) as running:
+        yield running
+
+
 async def title_of(gateway: TestGateway) -> str | None:
     [(title,)] = await gateway.rows("SELECT title FROM sessions ORDER BY id DESC LIMIT 1")
     return str(title) if title is not None else None
@@ -84,18 +90,15 @@ async def tried(gateway: TestGateway, count: int) -> None:
     await eventually(lambda: not gateway.titles._tasks, "nobody works on a title")
 
 
-async def test_a_conversation_is_named_once_after_its_first_answer(
-    store: Store, tmp_path: Path, model: NamingModel
-) -> None:
-    async with naming(store, tmp_path, model) as gateway:
-        await gateway.ask("why does my login fail?")
-        await named(gateway)
-        assert await title_of(gateway) == "Broken login"
-        assert "This conversation is called “Broken login”." in await gateway.ask("/title")
-        assert "Broken login" in await gateway.ask("/status")
-        assert "Broken login" in await gateway.ask("/sessions")
-        await gateway.ask("and now?")
-        await settled()
+async def test_a_conversation_is_named_once_after_its_first_answer(gateway: TestGateway, model: NamingModel) -> None:
+    await gateway.ask("why does my login fail?")
+    await named(gateway)
+    assert await title_of(gateway) == "Broken login"
+    assert "This conversation is called “Broken login”." in await gateway.ask("/title")
+    assert "Broken login" in await gateway.ask("/status")
+    assert "Broken login" in await gateway.ask("/sessions")
+    await gateway.ask("and now?")
+    await settled()
     [request] = model.asked_for_titles
     [row] = request.transcript
     assert "why does my login fail?" in (row.text or "")
@@ -104,45 +107,42 @@ async def test_a_conversation_is_named_once_after_its_first_answer(
     assert request.payer.lineage_id is not None
 
 
-async def test_a_title_is_charged_to_its_conversation(store: Store, tmp_path: Path, model: NamingModel) -> None:
-    async with naming(store, tmp_path, model) as gateway:
-        await gateway.ask("hello")
-        await named(gateway)
-        query = "SELECT purpose, outcome, input_tokens, chat_id, lineage_id, turn_id IS NULL FROM model_calls"
-        assert await gateway.rows(f"{query} WHERE purpose = 'title'") == [("title", "ok", 100, 1, 1, 1)]
-        assert await gateway.rows("SELECT input_tokens FROM sessions") == [(200,)]
+async def test_a_title_is_charged_to_its_conversation(gateway: TestGateway, model: NamingModel) -> None:
+    await gateway.ask("hello")
+    await named(gateway)
+    query = "SELECT purpose, outcome, input_tokens, chat_id, lineage_id, turn_id IS NULL FROM model_calls"
+    assert await gateway.rows(f"{query} WHERE purpose = 'title'") == [("title", "ok", 100, 1, 1, 1)]
+    assert await gateway.rows("SELECT input_tokens FROM sessions") == [(200,)]
 
 
-async def test_a_title_delays_no_answer(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_a_title_delays_no_answer(gateway: TestGateway, model: NamingModel) -> None:
     hang = Hang()
     model.title = lambda _request: hang
-    async with naming(store, tmp_path, model) as gateway:
-        await gateway.ask("one")
-        await hang.begun.wait()
-        assert await gateway.ask("two") == "echo: two"
-        assert len(model.asked_for_titles) == 1, "one at a time for a conversation"
-        assert await title_of(gateway) is None
+    await gateway.ask("one")
+    await hang.begun.wait()
+    assert await gateway.ask("two") == "echo: two"
+    assert len(model.asked_for_titles) == 1, "one at a time for a conversation"
+    assert await title_of(gateway) is None
 
 
-async def test_a_title_set_by_a_person_stays(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_a_title_set_by_a_person_stays(gateway: TestGateway, model: NamingModel) -> None:
     hang = Hang(text="From the model")
     model.title = lambda _request: hang
-    async with naming(store, tmp_path, model) as gateway:
-        await gateway.ask("one")
-        await hang.begun.wait()
-        await gateway.ask("/title From a person")
-        hang.release()
-        await tried(gateway, 1)
-        assert await title_of(gateway) == "From a person"
-        await gateway.ask("/new Plans")
-        await gateway.ask("two")
-        await settled()
-        assert await title_of(gateway) == "Plans"
-        assert len(model.asked_for_titles) == 1
-        await gateway.ask("/new")
-        await gateway.ask("three")
-        await tried(gateway, 2)
-        assert await title_of(gateway) == "From the model"
+    await gateway.ask("one")
+    await hang.begun.wait()
+    await gateway.ask("/title From a person")
+    hang.release()
+    await tried(gateway, 1)
+    assert await title_of(gateway) == "From a person"
+    await gateway.ask("/new Plans")
+    await gateway.ask("two")
+    await settled()
+    assert await title_of(gateway) == "Plans"
+    assert len(model.asked_for_titles) == 1
+    await gateway.ask("/new")
+    await gateway.ask("three")
+    await tried(gateway, 2)
+    assert await title_of(gateway) == "From the model"
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,7 @@ async def test_a_conversation_pays_for_one_title_reply_whatever_its_content(
         assert len(await gateway.rows(CALLS)) == len(model.asked_for_titles) == 1
 
 
-async def test_failed_titles_do_not_open_the_circuit_of_answers(
-    store: Store, tmp_path: Path, model: NamingModel
-) -> None:
+async def test_failed_titles_do_not_open_the_circuit_of_answers(gateway: TestGateway, model: NamingModel) -> None:
     everybody_is_answered = asyncio.Event()
 
     async def fail(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
@@ -197,12 +195,11 @@ async def test_failed_titles_do_not_open_the_circuit_of_answers(
         raise ModelUnavailable("down")
 
     model.title = lambda _request: fail
-    async with naming(store, tmp_path, model) as gateway:
-        for number in range(MAX_FAILURES + 1):
-            await gateway.ask("hello", chat=ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=f"{10 + number}"))
-        everybody_is_answered.set()
-        await tried(gateway, MAX_FAILURES + 1)
-        assert gateway.live.models.configured.client.breaker.open is None
+    for number in range(MAX_FAILURES + 1):
+        await gateway.ask("hello", chat=ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=f"{10 + number}"))
+    everybody_is_answered.set()
+    await tried(gateway, MAX_FAILURES + 1)
+    assert gateway.live.models.configured.client.breaker.open is None
 
 
 async def test_an_open_circuit_is_not_asked_for_titles(store: Store, tmp_path: Path, model: NamingModel) -> None:
@@ -241,35 +238,31 @@ async def test_a_title_interrupted_by_a_crash_is_written_after_the_next_answer(
     assert "about herons" in (model.asked_for_titles[-1].transcript[0].text or "")
 
 
-async def test_a_stopping_gateway_cancels_titles_and_starts_none(
-    store: Store, tmp_path: Path, model: NamingModel
-) -> None:
+async def test_a_stopping_gateway_cancels_titles_and_starts_none(gateway: TestGateway, model: NamingModel) -> None:
     hang = Hang()
     model.title = lambda _request: hang
-    async with naming(store, tmp_path, model) as gateway:
-        await gateway.ask("one")
-        await hang.begun.wait()
-        async with asyncio.timeout(20):
-            await gateway.titles.close()
-        assert await gateway.rows(CALLS) == [("cancelled",)]
-        assert await gateway.ask("two") == "echo: two"
-        await settled()
-        assert len(model.asked_for_titles) == 1
+    await gateway.ask("one")
+    await hang.begun.wait()
+    async with asyncio.timeout(20):
+        await gateway.titles.close()
+    assert await gateway.rows(CALLS) == [("cancelled",)]
+    assert await gateway.ask("two") == "echo: two"
+    await settled()
+    assert len(model.asked_for_titles) == 1
 
 
-async def test_concurrent_and_waiting_titles_are_limited(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_concurrent_and_waiting_titles_are_limited(gateway: TestGateway, model: NamingModel) -> None:
     hang = Hang()
     model.title = lambda _request: hang
     chats = [ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=f"{10 + number}") for number in range(8)]
-    async with naming(store, tmp_path, model) as gateway:
-        await asyncio.gather(*(gateway.ask("hello", chat=chat) for chat in chats))
-        await settled()
-        assert model.naming == MAX_CONCURRENT < len(gateway.titles._tasks) <= MAX_WAITING
-        hang.release()
-        model.title = lambda _request: answer("Greeting")
-        await tried(gateway, len(chats))
-        assert model.most_naming == MAX_CONCURRENT
-        assert await gateway.rows("SELECT count(title) FROM sessions") == [(len(chats),)]
+    await asyncio.gather(*(gateway.ask("hello", chat=chat) for chat in chats))
+    await settled()
+    assert model.naming == MAX_CONCURRENT < len(gateway.titles._tasks) <= MAX_WAITING
+    hang.release()
+    model.title = lambda _request: answer("Greeting")
+    await tried(gateway, len(chats))
+    assert model.most_naming == MAX_CONCURRENT
+    assert await gateway.rows("SELECT count(title) FROM sessions") == [(len(chats),)]
 
 
 @pytest.mark.parametrize(
@@ -320,24 +313,22 @@ async def test_by_default_the_answering_model_writes_the_title(
         assert await gateway.rows(query) == [("turn", "fast"), ("title", expected)]
 
 
-async def test_undone_messages_do_not_shape_the_title(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_undone_messages_do_not_shape_the_title(gateway: TestGateway, model: NamingModel) -> None:
     model.title = lambda _request: ModelUnavailable("down")
-    async with naming(store, tmp_path, model) as gateway:
-        await gateway.ask("about herons")
-        await tried(gateway, 1)
-        await gateway.ask("/undo")
-        model.title = lambda _request: answer("Storks")
-        await gateway.ask("about storks")
-        await named(gateway)
+    await gateway.ask("about herons")
+    await tried(gateway, 1)
+    await gateway.ask("/undo")
+    model.title = lambda _request: answer("Storks")
+    await gateway.ask("about storks")
+    await named(gateway)
     asked = model.asked_for_titles[-1].transcript[0].text or ""
     assert "storks" in asked
     assert "herons" not in asked
 
 
-async def test_titles_contain_no_secrets(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_titles_contain_no_secrets(gateway: TestGateway, model: NamingModel) -> None:
     model.title = lambda _request: answer("Key sk-abcdefghijklmnop1234567890")
-    async with naming(store, tmp_path, model) as gateway:
-        await gateway.ask("my key is sk-abcdefghijklmnop1234567890")
-        await tried(gateway, 1)
-        assert await title_of(gateway) is None
+    await gateway.ask("my key is sk-abcdefghijklmnop1234567890")
+    await tried(gateway, 1)
+    assert await title_of(gateway) is None
     assert "sk-abc" not in (model.asked_for_titles[0].transcript[0].text or "")

@@ -14,7 +14,7 @@ from hermes_state import inbox
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, InboxId, IncomingAttachment
 from tests.clients import RecordedCalls
-from tests.gateway.helpers import config_of, serving
+from tests.gateway.helpers import Serve, config_of
 
 VOICE = IncomingAttachment(kind=AttachmentKind.VOICE, file_ref="v", name="voice.ogg", mime="audio/ogg", seconds=7)
 OPENAI = "https://api.openai.com/v1"
@@ -46,8 +46,8 @@ def test_a_key_is_sent_only_to_its_own_api(
     assert (endpoint.base_url, endpoint.api_key) == (base_url, api_key)
 
 
-async def test_a_recording_fetched_while_transcription_is_disabled_is_refused(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, transcription=NOBODY_LISTENS) as gateway:
+async def test_a_recording_fetched_while_transcription_is_disabled_is_refused(serve: Serve) -> None:
+    async with serve(transcription=NOBODY_LISTENS) as gateway:
         gateway.adapter.files["v"] = b"SAYS:hello"
         begun, download = asyncio.Event(), gateway.adapter.download
 
@@ -68,9 +68,9 @@ async def test_a_recording_fetched_while_transcription_is_disabled_is_refused(st
     ("change", "lines"), [({"agent": {"time_zone": "Asia/Tokyo"}}, 2), ({"sessions": {"merge_seconds": 3}}, 1)]
 )
 async def test_a_reload_of_prices_or_time_zone_creates_a_new_client(
-    store: Store, tmp_path: Path, change: dict[str, dict[str, object]], lines: int
+    serve: Serve, store: Store, change: dict[str, dict[str, object]], lines: int
 ) -> None:
-    async with serving(store, tmp_path, is_started=False, transcription=NOBODY_LISTENS) as gateway:
+    async with serve(is_started=False, transcription=NOBODY_LISTENS) as gateway:
         made_for: list[Config] = []
 
         def make_client(config: Config) -> TranscriptionClient:

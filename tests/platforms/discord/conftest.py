@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.platforms.contract import RecordingIntake, running
 from tests.platforms.discord.harness import DiscordHarness
 
 
@@ -17,7 +16,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
 
 
 @pytest.fixture
-async def live(harness: DiscordHarness, intake: RecordingIntake) -> AsyncIterator[DiscordHarness]:
+async def live(harness: DiscordHarness) -> AsyncIterator[DiscordHarness]:
     """The same harness with a running adapter."""
-    async with running(harness.adapter, intake):
+    async with harness.running():
         yield harness

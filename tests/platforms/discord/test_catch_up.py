@@ -26,74 +26,71 @@ class LaterClock:
         return Millis(SystemClock().now() + self._ahead)
 
 
-def texts(intake: RecordingIntake) -> list[str]:
-    return [message.text for message in intake.messages]
+def texts(harness: DiscordHarness) -> list[str]:
+    return harness.intake.texts
 
 
-async def seen_once(harness: DiscordHarness, intake: RecordingIntake) -> None:
+async def seen_once(harness: DiscordHarness) -> None:
     """Make the direct chat and `general` known channels."""
-    async with running(harness.adapter, intake):
+    async with harness.running():
         await harness.write("hello")
         await harness.write_in_group("hello all", is_mention=True)
-        await intake.wait_for(2)
-    intake.events.clear()
+        await harness.intake.wait_for(2)
+    harness.intake.events.clear()
 
 
 @pytest.fixture
-async def known(harness: DiscordHarness, intake: RecordingIntake) -> DiscordHarness:
+async def known(harness: DiscordHarness) -> DiscordHarness:
     """The same harness after a session in which its channels became known."""
-    await seen_once(harness, intake)
+    await seen_once(harness)
     return harness
 
 
-async def test_each_channel_is_caught_up_in_order_and_once(known: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_each_channel_is_caught_up_in_order_and_once(known: DiscordHarness) -> None:
     for number in range(6):
         await known.write(f"direct {number}")
         await known.write_in_group(f"group {number}", is_mention=number % 2 == 0)
-    async with running(known.adapter, intake):
-        await intake.wait_for(12)
+    async with known.running():
+        await known.intake.wait_for(12)
         await known.write("live")
-        await intake.wait_for(13)
-    assert [text for text in texts(intake) if text.startswith("direct")] == [f"direct {n}" for n in range(6)]
-    group = [message for message in intake.messages if message.chat_kind is ChatKind.GROUP]
+        await known.intake.wait_for(13)
+    assert [text for text in texts(known) if text.startswith("direct")] == [f"direct {n}" for n in range(6)]
+    group = [message for message in known.intake.messages if message.chat_kind is ChatKind.GROUP]
     assert [message.text for message in group] == [f"group {number}" for number in range(6)]
-    assert [message.is_addressed for message in group] == [True, False] * 3
-    assert texts(intake)[-1] == "live"
-    async with running(known.adapter, intake):
+    assert ([message.is_addressed for message in group], texts(known)[-1]) == ([True, False] * 3, "live")
+    async with known.running():
         await known.write("later")
-        await intake.wait_for(14)
-    assert len(texts(intake)) == 14
+        await known.intake.wait_for(14)
+    assert len(texts(known)) == 14
 
 
-async def test_history_and_gateway_give_a_message_the_same_event_ref(
-    harness: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_history_and_gateway_give_a_message_the_same_event_ref(harness: DiscordHarness) -> None:
     forgetful = RecordingIntake()
-    await seen_once(harness, intake)
+    await seen_once(harness)
     async with running(harness.adapter, forgetful):
         asked = await harness.message("first", channel="general", user_id=ALICE)
         await harness.message("second", channel="general", user_id=BOB, mention=True, reply_to=asked)
-        live = (await forgetful.wait_for(3))[1:]  # a new intake does not know earlier messages
-    async with running(harness.adapter, intake):
-        missed = await intake.wait_for(2)
+        live = (await forgetful.wait_for(3))[1:]  # a new harness.intake does not know earlier messages
+    async with harness.running():
+        missed = await harness.intake.wait_for(2)
     assert missed == live
 
 
-async def test_a_resumed_session_replays_missed_events(known: DiscordHarness, intake: RecordingIntake) -> None:
-    async with running(known.adapter, intake):
+async def test_a_resumed_session_replays_missed_events(known: DiscordHarness) -> None:
+    async with known.running():
         await known.write("caught up here")
         await known.write_in_group("and there", is_mention=True)
-        await intake.wait_for(2)
+        await known.intake.wait_for(2)
         reads = len(await known.calls("GET /channels/.*/messages"))
         await known.post("gateway", {"action": "drop"})
         await known.write("during the gap")
-        await intake.wait_for(3)
+        await known.intake.wait_for(3)
         assert len(await known.calls("GET /channels/.*/messages")) == reads
-    assert texts(intake)[2:] == ["during the gap"]
+    assert texts(known)[2:] == ["during the gap"]
 
 
 async def test_a_session_that_cannot_resume_is_caught_up(
-    harness: DiscordHarness, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
+    harness: DiscordHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_identify = asyncio.Event()
 
@@ -102,214 +99,195 @@ async def test_a_session_that_cannot_resume_is_caught_up(
             await may_identify.wait()
 
     monkeypatch.setattr(discord.Client, "before_identify_hook", pause)
-    await seen_once(harness, intake)
-    async with running(harness.adapter, intake):
+    await seen_once(harness)
+    async with harness.running():
         await harness.write("before")
-        await intake.wait_for(1)
+        await harness.intake.wait_for(1)
         await harness.post("gateway", {"action": "invalid_session", "resumable": False})
         await harness.write("in the gap")
         await eventually(lambda: not harness.adapter.health().is_ready, "the lost session shows")
         may_identify.set()
-        await intake.wait_for(2)
+        await harness.intake.wait_for(2)
         assert harness.adapter.health().is_ready
-    assert texts(intake) == ["before", "in the gap"]
+    assert texts(harness) == ["before", "in the gap"]
 
 
-async def test_live_messages_wait_for_the_missed_ones_of_their_channel_only(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_live_messages_wait_for_the_missed_ones_of_their_channel_only(known: DiscordHarness) -> None:
     await known.write("missed")
     await known.fault(match=f"GET /channels/{known.direct_chat.chat_ref}", kind="delay", seconds=2)
-    async with running(known.adapter, intake):
+    async with known.running():
         first = await known.write("live")
         await known.delete(first)
         await known.write_in_group("elsewhere", is_mention=True)
-        await intake.wait_for(1)
-        assert texts(intake) == ["elsewhere"]
-        await intake.wait_for(2)
-        await eventually(lambda: len(intake.of(DeletionEvent)) == 1, "the deletion follows")
-    assert "missed" in texts(intake)
-    kinds = [type(event).__name__ for event in intake.events if event.chat == known.direct_chat]
+        await known.intake.wait_for(1)
+        assert texts(known) == ["elsewhere"]
+        await known.intake.wait_for(2)
+        await eventually(lambda: len(known.intake.of(DeletionEvent)) == 1, "the deletion follows")
+    assert "missed" in texts(known)
+    kinds = [type(event).__name__ for event in known.intake.events if event.chat == known.direct_chat]
     assert kinds[-1] == "DeletionEvent"
 
 
-async def test_the_cursor_does_not_pass_unstored_messages(harness: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_the_cursor_does_not_pass_unstored_messages(harness: DiscordHarness) -> None:
     channel = harness.direct_chat.chat_ref
-    async with running(harness.adapter, intake):
+    async with harness.running():
         stored = await harness.write("stored")
-        await intake.wait_for(1)
-        intake.gate.clear()
+        await harness.intake.wait_for(1)
+        harness.intake.gate.clear()
         await harness.write("not yet")
         await harness.write("nor this")
-        await eventually(lambda: len(intake.offered) == 2, "the second is offered")
-        assert intake.cursors[channel] == stored
-    intake.gate.set()
-    async with running(harness.adapter, intake):
-        await intake.wait_for(3)
-    assert texts(intake) == ["stored", "not yet", "nor this"]
+        await eventually(lambda: len(harness.intake.offered) == 2, "the second is offered")
+        assert harness.intake.cursors[channel] == stored
+    harness.intake.gate.set()
+    async with harness.running():
+        await harness.intake.wait_for(3)
+    assert texts(harness) == ["stored", "not yet", "nor this"]
 
 
-async def test_a_failing_database_skips_no_message(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    async with running(harness.another_adapter(backoff=Backoff(0.01, 0.05)), intake):
-        intake.refusals = 4
+async def test_a_failing_database_skips_no_message(harness: DiscordHarness) -> None:
+    async with running(harness.another_adapter(backoff=Backoff(0.01, 0.05)), harness.intake):
+        harness.intake.refusals = 4
         for number in range(3):
             await harness.write(f"message {number}")
-        await intake.wait_for(3)
-    assert texts(intake) == ["message 0", "message 1", "message 2"]
+        await harness.intake.wait_for(3)
+    assert texts(harness) == ["message 0", "message 1", "message 2"]
 
 
-async def test_the_cursor_moves_over_ignored_messages(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    async with running(harness.adapter, intake):
-        join = await harness.message("", channel="general", type=7)
-        await eventually(lambda: intake.cursors.get(GENERAL) == join, "the cursor has passed the join message")
-    assert intake.events == []
+async def test_the_cursor_moves_over_ignored_messages(live: DiscordHarness) -> None:
+    join = await live.message("", channel="general", type=7)
+    await eventually(lambda: live.intake.cursors.get(GENERAL) == join, "the cursor has passed the join message")
+    assert live.intake.events == []
 
 
-async def test_a_missing_channel_does_not_block_the_others(known: DiscordHarness, intake: RecordingIntake) -> None:
-    intake.cursors["300000000000000099"] = "1"
+async def test_a_missing_channel_does_not_block_the_others(known: DiscordHarness) -> None:
+    known.intake.cursors["300000000000000099"] = "1"
     await known.write("still read")
     await known.fault(match=f"GET /channels/{GENERAL}/messages", kind="status", status=403, code=50001)
     await known.write_in_group("unreadable", is_mention=True)
-    async with running(known.adapter, intake):
-        await intake.wait_for(1)
-    assert texts(intake) == ["still read"]
+    async with known.running():
+        await known.intake.wait_for(1)
+    assert texts(known) == ["still read"]
 
 
-async def test_a_channel_of_an_unknown_kind_does_not_block_the_others(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_a_channel_of_an_unknown_kind_does_not_block_the_others(known: DiscordHarness) -> None:
     unknown = await known.post("channel", {"type": 99, "name": "from the future"})
-    intake.cursors[unknown["id"]] = "1"
+    known.intake.cursors[unknown["id"]] = "1"
     await known.write("still read")
-    async with running(known.adapter, intake):
-        await intake.wait_for(1)
+    async with known.running():
+        await known.intake.wait_for(1)
         await known.write("and live")
-        await intake.wait_for(2)
-    assert texts(intake) == ["still read", "and live"]
+        await known.intake.wait_for(2)
+    assert texts(known) == ["still read", "and live"]
 
 
-async def test_a_history_that_discord_refuses_does_not_block_its_channel(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_a_history_that_discord_refuses_does_not_block_its_channel(known: DiscordHarness) -> None:
     channel = known.direct_chat.chat_ref
     await known.fault(match=f"GET /channels/{channel}/messages", kind="status", status=400, code=50035, times=100)
-    async with running(known.adapter, intake):
+    async with known.running():
         await known.write("live")
-        await intake.wait_for(1)
-    assert texts(intake) == ["live"]
+        await known.intake.wait_for(1)
+    assert texts(known) == ["live"]
 
 
-async def test_a_failed_history_request_is_retried(known: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_failed_history_request_is_retried(known: DiscordHarness) -> None:
     await known.write("missed")
     await known.fault(match="GET /channels/.*/messages", kind="status", status=503, times=2)
-    async with running(known.adapter, intake):
-        await intake.wait_for(1)
-    assert texts(intake) == ["missed"]
+    async with known.running():
+        await known.intake.wait_for(1)
+    assert texts(known) == ["missed"]
 
 
-async def test_a_first_message_in_an_unknown_channel_is_found(known: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_first_message_in_an_unknown_channel_is_found(known: DiscordHarness) -> None:
     await known.message("while away", channel="bots", user_id=ALICE, mention=True)
-    async with running(known.adapter, intake):
-        await intake.wait_for(1)
-    assert texts(intake) == ["while away"]
+    async with known.running():
+        await known.intake.wait_for(1)
+    assert texts(known) == ["while away"]
 
 
-async def test_two_missed_messages_of_an_unknown_channel_both_arrive(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_two_missed_messages_of_an_unknown_channel_both_arrive(known: DiscordHarness) -> None:
     await known.message("anybody here?", dm_user_id=BOB)
-    async with running(known.adapter, intake):
+    async with known.running():
         await known.message("hello?", dm_user_id=BOB)
-        await intake.wait_for(2)
-    assert texts(intake) == ["anybody here?", "hello?"]
+        await known.intake.wait_for(2)
+    assert texts(known) == ["anybody here?", "hello?"]
 
 
-async def test_a_new_database_does_not_fetch_old_messages(harness: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_new_database_does_not_fetch_old_messages(harness: DiscordHarness) -> None:
     await harness.message("long ago", channel="general", user_id=ALICE, mention=True)
-    async with running(harness.adapter, intake):
+    async with harness.running():
         await harness.message("now", channel="general", user_id=ALICE, mention=True)
-        await intake.wait_for(1)
-    assert texts(intake) == ["now"]
+        await harness.intake.wait_for(1)
+    assert texts(harness) == ["now"]
 
 
-async def test_only_the_newest_two_hundred_are_fetched_with_a_notice_about_the_rest(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_only_the_newest_two_hundred_are_fetched_with_a_notice_about_the_rest(known: DiscordHarness) -> None:
     await known.message("message {n}", repeat=230)
-    async with running(known.adapter, intake):
-        await intake.wait_for(200)
+    async with known.running():
+        await known.intake.wait_for(200)
         await known.write("live")
-        await intake.wait_for(201)
+        await known.intake.wait_for(201)
         said = await known.visible(known.direct_chat)
-    assert texts(intake) == [*(f"message {number}" for number in range(30, 230)), "live"]
+    assert texts(known) == [*(f"message {number}" for number in range(30, 230)), "live"]
     [sentence] = said
     assert "last 200 messages" in sentence
-    async with running(known.adapter, intake):
+    async with known.running():
         await known.write("again")
-        await intake.wait_for(202)
+        await known.intake.wait_for(202)
     assert await known.visible(known.direct_chat) == [sentence], "what was announced is not announced again"
 
 
-async def test_messages_older_than_a_day_get_a_notice_instead_of_an_answer(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_messages_older_than_a_day_get_a_notice_instead_of_an_answer(known: DiscordHarness) -> None:
     await known.write("yesterday's question")
     late = known.another_adapter(clock=LaterClock(25))
-    async with running(late, intake):
+    async with running(late, known.intake):
         await known.post("message", {"content": "still there?", "dm_user_id": ALICE})
-        await intake.wait_for(1)
+        await known.intake.wait_for(1)
         [sentence] = await known.visible(known.direct_chat)
-    assert texts(intake) == ["still there?"]
+    assert texts(known) == ["still there?"]
     assert "last 24 hours" in sentence
 
 
-async def test_skipped_messages_that_do_not_address_the_bot_get_no_notice(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_skipped_messages_that_do_not_address_the_bot_get_no_notice(known: DiscordHarness) -> None:
     await known.write_in_group("to somebody else", is_mention=False)
     newest = await known.write_in_group("and an answer", is_mention=False)
-    async with running(known.another_adapter(clock=LaterClock(25)), intake):
-        await eventually(lambda: intake.cursors[GENERAL] == newest, "the old talk counts as seen")
+    async with running(known.another_adapter(clock=LaterClock(25)), known.intake):
+        await eventually(lambda: known.intake.cursors[GENERAL] == newest, "the old talk counts as seen")
     assert await known.visible(known.group_chat()) == []
-    assert intake.events == []
+    assert known.intake.events == []
 
 
-async def test_the_limits_are_settings(known: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_the_limits_are_settings(known: DiscordHarness) -> None:
     await known.message("message {n}", repeat=8)
-    async with running(known.another_adapter(catch_up_messages=3), intake):
-        await intake.wait_for(3)
-    assert texts(intake) == ["message 5", "message 6", "message 7"]
+    async with running(known.another_adapter(catch_up_messages=3), known.intake):
+        await known.intake.wait_for(3)
+    assert texts(known) == ["message 5", "message 6", "message 7"]
 
 
 @pytest.mark.parametrize("bound", [{"catch_up_messages": 0}, {"catch_up_hours": 0}])
-async def test_a_limit_of_zero_disables_catching_up(
-    known: DiscordHarness, intake: RecordingIntake, bound: dict[str, int]
-) -> None:
+async def test_a_limit_of_zero_disables_catching_up(known: DiscordHarness, bound: dict[str, int]) -> None:
     await known.write("missed")
-    async with running(known.another_adapter(**bound), intake):
+    async with running(known.another_adapter(**bound), known.intake):
         await known.write("live")
-        await intake.wait_for(1)
-    assert texts(intake) == ["live"]
+        await known.intake.wait_for(1)
+    assert texts(known) == ["live"]
     assert await known.visible(known.direct_chat) == []
 
 
-async def test_commands_do_not_wait_for_history(known: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_commands_do_not_wait_for_history(known: DiscordHarness) -> None:
     await known.write("missed")
     await known.fault(match=f"GET /channels/{known.direct_chat.chat_ref}", kind="delay", seconds=2)
     stop = MenuCommand(name="stop", description="Stop", argument=None)
-    async with running(known.another_adapter(menu=[stop]), intake):
+    async with running(known.another_adapter(menu=[stop]), known.intake):
         await known.post("interaction", {"name": "stop", "dm_user_id": ALICE, "force": True})
-        await intake.wait_for(2)
-    assert texts(intake) == ["/stop", "missed"]
+        await known.intake.wait_for(2)
+    assert texts(known) == ["/stop", "missed"]
 
 
-async def test_an_unreadable_history_keeps_no_more_events_than_the_queue(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_an_unreadable_history_keeps_no_more_events_than_the_queue(known: DiscordHarness) -> None:
     channel = known.direct_chat.chat_ref
     await known.fault(match=f"GET /channels/{channel}/messages", kind="status", status=503, times=1000)
     narrow = known.another_adapter(queue_size=5, stale_seconds=1)
-    task = asyncio.create_task(narrow.run(intake))
+    task = asyncio.create_task(narrow.run(known.intake))
     await eventually(lambda: narrow.health().is_ready, "ready")
     for number in range(12):
         await known.write(f"message {number}")
@@ -317,69 +295,60 @@ async def test_an_unreadable_history_keeps_no_more_events_than_the_queue(
     with pytest.raises(PlatformUnavailable):
         await task
     await known.control.delete("/_ctl/faults")
-    async with running(known.adapter, intake):
-        await intake.wait_for(12)
-    assert texts(intake) == [f"message {number}" for number in range(12)]
+    async with known.running():
+        await known.intake.wait_for(12)
+    assert texts(known) == [f"message {number}" for number in range(12)]
 
 
-async def test_an_overflow_ends_the_connection_without_losing_messages(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_an_overflow_ends_the_connection_without_losing_messages(known: DiscordHarness) -> None:
     narrow = known.another_adapter(queue_size=5, stale_seconds=1)
-    task = asyncio.create_task(narrow.run(intake))
+    task = asyncio.create_task(narrow.run(known.intake))
     await eventually(lambda: narrow.health().is_ready, "ready")
-    intake.gate.clear()
+    known.intake.gate.clear()
     await known.message("message {n}", repeat=12)
     await eventually(task.done, "the connection is given up")
     with pytest.raises(PlatformUnavailable):
         await task
-    intake.gate.set()
-    async with running(known.adapter, intake):
-        await intake.wait_for(12)
-    assert texts(intake) == [f"message {number}" for number in range(12)]
+    known.intake.gate.set()
+    async with known.running():
+        await known.intake.wait_for(12)
+    assert texts(known) == [f"message {number}" for number in range(12)]
 
 
-async def test_an_unreadable_message_is_skipped_without_losing_its_neighbours(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_an_unreadable_message_is_skipped_without_losing_its_neighbours(known: DiscordHarness) -> None:
     refs = [await known.write(text) for text in ("before", "no time", "half of \ud83d", "after")]
     known.discord.messages[known.direct_chat.chat_ref][refs[1]]["edited_timestamp"] = "99999-13-01T00:00:00+00:00"
     with capture_logs() as logs:
-        async with running(known.adapter, intake):
-            await intake.wait_for(3)
+        async with known.running():
+            await known.intake.wait_for(3)
             await known.write("live")
-            await intake.wait_for(4)
-        async with running(known.adapter, intake):
+            await known.intake.wait_for(4)
+        async with known.running():
             await known.write("later")
-            await intake.wait_for(5)
-    assert texts(intake) == ["before", "half of \ufffd", "after", "live", "later"]
+            await known.intake.wait_for(5)
+    assert texts(known) == ["before", "half of \ufffd", "after", "live", "later"]
     assert {line["update_id"] for line in logs if line["event"] == "update.skipped"} == {refs[1]}
 
 
-async def test_only_unreadable_parts_of_the_history_are_left_out(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_only_unreadable_parts_of_the_history_are_left_out(known: DiscordHarness) -> None:
     refs = [await known.write(text) for text in ("before", "beside it", "after")]
     unknown = {"components": [{"type": 1, "components": [{"type": 2, "label": "no style"}]}], "poll": {"expiry": None}}
     known.discord.messages[known.direct_chat.chat_ref][refs[1]] |= unknown
-    async with running(known.adapter, intake):
-        await intake.wait_for(3)
-    assert texts(intake) == ["before", "beside it", "after"]
+    async with known.running():
+        await known.intake.wait_for(3)
+    assert texts(known) == ["before", "beside it", "after"]
 
 
-async def test_an_unreadable_event_does_not_end_the_connection(
-    harness: DiscordHarness, intake: RecordingIntake
-) -> None:
-    async with running(harness.adapter, intake):
-        await harness.write("before")
-        await intake.wait_for(1)
-        read = harness.discord.message(harness.direct_chat.chat_ref, intake.messages[0].message_ref)
-        with capture_logs() as logs:
-            for change in ({"edited_timestamp": "99999-13-01"}, {"author": None}, {"mentions": 7}, {"id": "none"}):
-                await harness.post("event", {"t": "MESSAGE_CREATE", "d": {**read, **change}})
-            half = {**read, "id": f"{int(read['id']) + 1}", "content": "\ud83d!"}
-            await harness.post("event", {"t": "MESSAGE_CREATE", "d": half})
-            await harness.write("after")
-            await intake.wait_for(3)
-    assert texts(intake) == ["before", "\ufffd!", "after"]
+async def test_an_unreadable_event_does_not_end_the_connection(live: DiscordHarness) -> None:
+    await live.write("before")
+    await live.intake.wait_for(1)
+    read = live.discord.message(live.direct_chat.chat_ref, live.intake.messages[0].message_ref)
+    with capture_logs() as logs:
+        for change in ({"edited_timestamp": "99999-13-01"}, {"author": None}, {"mentions": 7}, {"id": "none"}):
+            await live.post("event", {"t": "MESSAGE_CREATE", "d": {**read, **change}})
+        half = {**read, "id": f"{int(read['id']) + 1}", "content": "\ud83d!"}
+        await live.post("event", {"t": "MESSAGE_CREATE", "d": half})
+        await live.write("after")
+        await live.intake.wait_for(3)
+    assert texts(live) == ["before", "\ufffd!", "after"]
     assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["update.skipped"] * 4

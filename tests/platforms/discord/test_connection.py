@@ -34,6 +34,13 @@ async def failure(adapter: PlatformAdapter, seconds: float = 20) -> PlatformErro
     return caught.value
 
 
+async def running_task(adapter: PlatformAdapter, intake: RecordingIntake | None = None) -> asyncio.Task[None]:
+    """Run the adapter, and return its task once it is ready."""
+    task = asyncio.create_task(adapter.run(intake or RecordingIntake()))
+    await eventually(lambda: adapter.health().is_ready, "ready")
+    return task
+
+
 async def test_a_wrong_token_is_fatal_and_says_what_to_do(harness: DiscordHarness) -> None:
     adapter = harness.another_adapter(token=SecretStr("wrong"))
     error = await failure(adapter)
@@ -48,8 +55,7 @@ async def test_a_token_refused_by_the_gateway_is_fatal(harness: DiscordHarness) 
 
 
 async def test_a_token_revoked_while_connected_is_fatal(harness: DiscordHarness) -> None:
-    task = asyncio.create_task(harness.adapter.run(RecordingIntake()))
-    await eventually(lambda: harness.adapter.health().is_ready, "ready")
+    task = await running_task(harness.adapter)
     await harness.post("gateway", {"action": "close", "code": 4004})
     with pytest.raises(TokenRejected):
         await asyncio.wait_for(task, 10)
@@ -112,8 +118,7 @@ async def test_our_own_bug_is_not_reported_as_an_outage() -> None:
 async def test_unanswered_heartbeats_end_the_connection(harness: DiscordHarness) -> None:
     await harness.post("config", {"heartbeat_ms": 100, "enforce_heartbeat": False})
     impatient = harness.another_adapter(stale_seconds=1.2)
-    task = asyncio.create_task(impatient.run(RecordingIntake()))
-    await eventually(lambda: impatient.health().is_ready, "ready")
+    task = await running_task(impatient)
     await asyncio.sleep(1.4)
     assert impatient.health().is_ready, "answered heartbeats are progress"
     await harness.post("gateway", {"action": "mute"})
@@ -131,8 +136,7 @@ async def test_unanswered_heartbeats_end_the_connection(harness: DiscordHarness)
 
 async def test_a_session_that_does_not_resume_ends_the_connection(harness: DiscordHarness) -> None:
     impatient = harness.another_adapter(stale_seconds=0.6)
-    task = asyncio.create_task(impatient.run(RecordingIntake()))
-    await eventually(lambda: impatient.health().is_ready, "ready")
+    task = await running_task(impatient)
     await harness.fault(match="GATEWAY connect", kind="hang", seconds=30, times=-1)
     await harness.post("gateway", {"action": "drop"})
     await eventually(lambda: impatient.health().state is AdapterState.BACKING_OFF, "the loss shows")
@@ -149,12 +153,11 @@ async def test_a_short_loss_is_resumed_without_a_new_run(harness: DiscordHarness
             await intake.wait_for(number + 1)
             await eventually(lambda: harness.adapter.health().is_ready, "ready again")
     assert len(await harness.get("gateway_log", event="op2")) == 1
-    assert [message.text for message in intake.messages] == ["message 0", "message 1", "message 2"]
+    assert intake.texts == ["message 0", "message 1", "message 2"]
 
 
 async def test_an_unanswered_goodbye_does_not_delay_the_end(harness: DiscordHarness) -> None:
-    task = asyncio.create_task(harness.adapter.run(RecordingIntake()))
-    await eventually(lambda: harness.adapter.health().is_ready, "ready")
+    task = await running_task(harness.adapter)
     [connection] = harness.discord.conns
     transport = connection.request.transport
     assert transport is not None
@@ -179,8 +182,7 @@ class StubbornIntake(RecordingIntake):
 async def test_an_error_during_cancellation_does_not_hide_the_cancellation(harness: DiscordHarness) -> None:
     intake = StubbornIntake()
     intake.gate.clear()
-    task = asyncio.create_task(harness.adapter.run(intake))
-    await eventually(lambda: harness.adapter.health().is_ready, "ready")
+    task = await running_task(harness.adapter, intake)
     await harness.write("hello")
     await eventually(lambda: bool(intake.offered), "the intake is at work")
     task.cancel()
@@ -193,8 +195,7 @@ async def test_a_bug_in_the_intake_ends_the_run_with_its_own_error(harness: Disc
         async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
             raise ValueError("a bug")
 
-    task = asyncio.create_task(harness.adapter.run(Broken()))
-    await eventually(lambda: harness.adapter.health().is_ready, "ready")
+    task = await running_task(harness.adapter, Broken())
     await harness.write("hello")
     with pytest.raises(ValueError, match="a bug"):
         await asyncio.wait_for(task, 10)
@@ -202,8 +203,7 @@ async def test_a_bug_in_the_intake_ends_the_run_with_its_own_error(harness: Disc
 
 @pytest.mark.parametrize("delay", [0.0, 0.002, 0.005, 0.01])
 async def test_it_stops_at_once_while_discord_is_unreachable(harness: DiscordHarness, delay: float) -> None:
-    task = asyncio.create_task(harness.adapter.run(RecordingIntake()))
-    await eventually(lambda: harness.adapter.health().is_ready, "ready")
+    task = await running_task(harness.adapter)
     await harness.server.stop()
     await asyncio.sleep(delay)  # at any moment between losing the connection and reconnecting
     task.cancel()
@@ -225,8 +225,8 @@ async def test_two_accounts_on_two_servers_share_nothing(harness: DiscordHarness
             await second.wait_for(1)
             await harness.adapter.send(request(harness.direct_chat, "from the first"))
             await other.adapter.send(request(other.direct_chat, "from the second"))
-        assert [message.text for message in first.messages] == ["to the first"]
-        assert [message.text for message in second.messages] == ["to the second"]
+        assert first.texts == ["to the first"]
+        assert second.texts == ["to the second"]
         assert await harness.visible(harness.direct_chat) == ["from the first"]
         assert await other.visible(other.direct_chat) == ["from the second"]
     assert addresses == (Route.BASE, DiscordWebSocket.DEFAULT_GATEWAY)

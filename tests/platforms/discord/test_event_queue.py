@@ -147,19 +147,6 @@ async def test_the_cursor_never_moves_back(intake: RecordingIntake, events: Even
     assert intake.cursors["1"] == str(later)
 
 
-async def test_the_cursor_passes_a_message_only_once_it_is_stored(intake: RecordingIntake, events: EventQueue) -> None:
-    message = _arrived("1", 1)
-    intake.gate.clear()
-    events.put(message)
-    worker = asyncio.create_task(events.run(Weather(random.Random(1)).fetch))
-    await eventually(lambda: intake.offered, "the message is being stored")
-    assert intake.cursors == {}
-    intake.gate.set()
-    await eventually(lambda: intake.cursors == {"1": str(message.message_id)}, "the cursor follows")
-    worker.cancel()
-    await asyncio.gather(worker, return_exceptions=True)
-
-
 @pytest.mark.parametrize("batch_length", [1, 4, 100])
 async def test_a_burst_reaches_the_intake_together_and_in_order(
     intake: RecordingIntake, events: EventQueue, batch_length: int
@@ -250,8 +237,7 @@ async def test_events_behind_an_unstorable_event_are_overheard(intake: Recording
         events.put(later)
         events.put(pressed)
         await eventually(lambda: len(intake.overheard) == 3, "what comes later is heard")
-        assert intake.overheard == [queued.event, later.event, pressed]
-        assert intake.events == []
+        assert (intake.overheard, intake.events) == ([queued.event, later.event, pressed], [])
         intake.gate.set()
         await intake.wait_for(4)
     assert intake.messages == [stuck.event, queued.event, later.event, pressed], "and stored when its turn comes"

@@ -3,22 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.values import AttachmentKind, ChatKind, EditEvent, InboundMessage, IncomingAttachment
 from platforms.discord.inbound import FileRef
-from tests.platforms.contract import RecordingIntake, request
+from tests.platforms.contract import request
 from tests.platforms.discord.harness import ALICE, BOB, BOT, GENERAL, DiscordHarness, chat
 
 OTHER_BOT = "900000000000000077"
 
 
-async def heard(live: DiscordHarness, intake: RecordingIntake, content: str, **data: Any) -> InboundMessage:
+async def heard(live: DiscordHarness, content: str, **data: Any) -> InboundMessage:
     """Return what the adapter reads from a message in `general` (or the channel in `data`)."""
-    before = len(intake.messages)
+    before = len(live.intake.messages)
     await live.message(content, **{"channel": "general", "user_id": ALICE, **data})
-    return (await intake.wait_for(before + 1))[before]
+    return (await live.intake.wait_for(before + 1))[before]
 
 
 @pytest.mark.parametrize(
@@ -32,137 +33,116 @@ async def heard(live: DiscordHarness, intake: RecordingIntake, content: str, **d
         (f"<@{BOT}> ask <@{BOB}>", "ask @bob"),
     ],
 )
-async def test_the_bots_name_addresses_it(
-    live: DiscordHarness, intake: RecordingIntake, content: str, text: str
-) -> None:
-    message = await heard(live, intake, content)
+async def test_the_bots_name_addresses_it(live: DiscordHarness, content: str, text: str) -> None:
+    message = await heard(live, content)
     assert message.is_addressed
     assert message.text == text
     assert message.chat_kind is ChatKind.GROUP
-    assert message.chat == chat(GENERAL)
-    assert message.chat_title == "general"
+    assert (message.chat, message.chat_title) == (chat(GENERAL), "general")
     assert message.event_ref.startswith(f"{BOT}:")
 
 
 @pytest.mark.parametrize("content", ["hello all", f"<@{BOB}> hello", "@everyone look", f"{BOT} labgateway"])
-async def test_other_messages_do_not_address_it(live: DiscordHarness, intake: RecordingIntake, content: str) -> None:
-    assert not (await heard(live, intake, content)).is_addressed
+async def test_other_messages_do_not_address_it(live: DiscordHarness, content: str) -> None:
+    assert not (await heard(live, content)).is_addressed
 
 
-async def test_a_reply_of_a_person_to_the_bot_addresses_it(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_reply_of_a_person_to_the_bot_addresses_it(live: DiscordHarness) -> None:
     answer = await live.adapter.send(request(chat(GENERAL), "I say so"))
-    message = await heard(live, intake, "why?", reply_to=answer)
+    message = await heard(live, "why?", reply_to=answer)
     assert message.is_addressed
     assert message.quote is not None
     assert (message.quote.message_ref, message.quote.text, message.quote.is_from_bot) == (answer, "I say so", True)
 
 
-async def test_a_reply_to_somebody_else_is_quoted_but_does_not_address_it(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
-    said = await heard(live, intake, "lunch?", user_id=BOB)
-    message = await heard(live, intake, "yes", reply_to=said.message_ref)
+async def test_a_reply_to_somebody_else_is_quoted_but_does_not_address_it(live: DiscordHarness) -> None:
+    said = await heard(live, "lunch?", user_id=BOB)
+    message = await heard(live, "yes", reply_to=said.message_ref)
     assert not message.is_addressed
     assert message.quote is not None
     assert (message.quote.author, message.quote.is_from_bot) == ("bob", False)
 
 
-async def test_the_ping_of_another_bots_reply_is_not_a_mention(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_the_ping_of_another_bots_reply_is_not_a_mention(live: DiscordHarness) -> None:
     answer = await live.adapter.send(request(chat(GENERAL), "I say so"))
-    reply = await heard(live, intake, "interesting", user_id=OTHER_BOT, is_bot=True, reply_to=answer)
+    reply = await heard(live, "interesting", user_id=OTHER_BOT, is_bot=True, reply_to=answer)
     assert not reply.is_addressed
     assert reply.sender.is_bot
-    named = await heard(live, intake, f"<@{BOT}> hello", user_id=OTHER_BOT, is_bot=True)
-    assert named.is_addressed
+    assert (await heard(live, f"<@{BOT}> hello", user_id=OTHER_BOT, is_bot=True)).is_addressed
 
 
-async def test_a_webhook_counts_as_a_bot(live: DiscordHarness, intake: RecordingIntake) -> None:
-    message = await heard(live, intake, "build done", user_id="700000000000000001", webhook_id="700000000000000001")
+async def test_a_webhook_counts_as_a_bot(live: DiscordHarness) -> None:
+    message = await heard(live, "build done", user_id="700000000000000001", webhook_id="700000000000000001")
     assert message.sender.is_bot
 
 
-async def test_a_thread_is_a_separate_chat(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_thread_is_a_separate_chat(live: DiscordHarness) -> None:
     thread = await live.post("channel", {"channel": "general", "thread": "plans", "user_id": ALICE})
-    message = await heard(live, intake, "in here", channel_id=thread["id"], mention=True)
+    message = await heard(live, "in here", channel_id=thread["id"], mention=True)
     assert message.chat_kind is ChatKind.THREAD
-    assert message.chat.name == f"discord:{thread['id']}"
-    assert message.chat.thread_ref == ""
+    assert (message.chat.name, message.chat.thread_ref) == (f"discord:{thread['id']}", "")
     assert message.chat_title == "plans"
     await live.adapter.send(request(message.chat, "answer"))
     assert await live.visible(message.chat) == ["answer"]
 
 
-async def test_a_message_near_the_limit_expects_more_in_utf16_units(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
-    assert (await heard(live, intake, "👋" * 900)).expects_more
-    assert not (await heard(live, intake, "x" * 1799)).expects_more
+async def test_a_message_near_the_limit_expects_more_in_utf16_units(live: DiscordHarness) -> None:
+    assert (await heard(live, "👋" * 900)).expects_more
+    assert not (await heard(live, "x" * 1799)).expects_more
 
 
-async def test_the_bots_own_messages_are_ignored(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_the_bots_own_messages_are_ignored(live: DiscordHarness) -> None:
     await live.adapter.send(request(chat(GENERAL), "from me"))
     await live.adapter.send(request(chat(GENERAL), "from me again", key="k2"))
-    await heard(live, intake, "from her")
-    assert [message.text for message in intake.messages] == ["from her"]
+    await heard(live, "from her")
+    assert live.intake.texts == ["from her"]
 
 
-async def test_a_link_preview_is_not_an_edit(live: DiscordHarness, intake: RecordingIntake) -> None:
-    message = await heard(live, intake, "https://example.org")
+async def test_a_link_preview_is_not_an_edit(live: DiscordHarness) -> None:
+    message = await heard(live, "https://example.org")
     raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
     await live.post("event", {"t": "MESSAGE_UPDATE", "d": {**raw, "embeds": [{"title": "Example", "type": "link"}]}})
     await live.post("edit", {"channel_id": GENERAL, "message_id": message.message_ref, "content": f"<@{BOT}> fixed"})
-    edit = await intake.next_of(EditEvent)
-    assert edit.text == "fixed"
-    assert edit.sender.id == ALICE
-    assert len(intake.of(EditEvent)) == 1
+    edit = await live.intake.next_of(EditEvent)
+    assert (edit.text, edit.sender.id, len(live.intake.of(EditEvent))) == ("fixed", ALICE, 1)
 
 
-async def test_each_edit_is_a_new_event_and_a_replay_is_not(live: DiscordHarness, intake: RecordingIntake) -> None:
-    message = await heard(live, intake, "one")
+async def test_each_edit_is_a_new_event_and_a_replay_is_not(live: DiscordHarness) -> None:
+    message = await heard(live, "one")
     change = {"channel_id": GENERAL, "message_id": message.message_ref}
     await live.post("edit", {**change, "content": "two"})
     await live.post("edit", {**change, "content": "three"})
     raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
     await live.post("event", {"t": "MESSAGE_UPDATE", "d": raw})
-    await heard(live, intake, "afterwards")
-    assert [edit.text for edit in intake.of(EditEvent)] == ["two", "three"]
+    await heard(live, "afterwards")
+    assert [edit.text for edit in live.intake.of(EditEvent)] == ["two", "three"]
 
 
-async def test_a_replayed_message_keeps_its_event_ref(live: DiscordHarness, intake: RecordingIntake) -> None:
-    message = await heard(live, intake, "once", mention=True)
+async def test_a_replayed_message_keeps_its_event_ref(live: DiscordHarness) -> None:
+    message = await heard(live, "once", mention=True)
     raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
     await live.post("event", {"t": "MESSAGE_CREATE", "d": raw})
-    await heard(live, intake, "afterwards")
-    assert [found.text for found in intake.messages] == ["once", "afterwards"]
-    assert intake.offered.count(message.event_ref) == 2
+    await heard(live, "afterwards")
+    assert live.intake.texts == ["once", "afterwards"]
+    assert live.intake.offered.count(message.event_ref) == 2
 
 
-async def test_a_forwarded_message_includes_its_text(live: DiscordHarness, intake: RecordingIntake) -> None:
-    message = await heard(live, intake, "placeholder")
+async def test_a_forwarded_message_includes_its_text(live: DiscordHarness) -> None:
+    message = await heard(live, "placeholder")
     raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
-    snapshot = {"content": "the original", "timestamp": raw["timestamp"], "edited_timestamp": None, "flags": 0}
-    snapshot |= {"attachments": [], "embeds": [], "mentions": [], "mention_roles": [], "type": 0, "components": []}
-    forward = {
-        **raw,
-        "id": live.discord.flake(),
-        "content": "",
-        "message_reference": {"type": 1, "channel_id": GENERAL, "message_id": message.message_ref},
-        "message_snapshots": [{"message": snapshot}],
-    }
-    await live.post("event", {"t": "MESSAGE_CREATE", "d": forward})
-    forwarded = (await intake.wait_for(2))[1]
-    assert forwarded.text == "the original"
-    assert forwarded.words_by == ""
-    assert forwarded.quote is None
+    reference = {"type": 1, "channel_id": GENERAL, "message_id": message.message_ref}
+    original = forward(**{**SNAPSHOT, "content": "the original"})
+    await live.post(
+        "event",
+        {"t": "MESSAGE_CREATE", "d": {**raw, "id": live.discord.flake(), **original, "message_reference": reference}},
+    )
+    forwarded = (await live.intake.wait_for(2))[1]
+    assert (forwarded.text, forwarded.words_by, forwarded.quote) == ("the original", "", None)
 
 
 SNAPSHOT = {
-    "type": 0,
-    "content": "",
-    "timestamp": "2026-01-01T00:00:00+00:00",
-    "edited_timestamp": None,
-    "attachments": [],
-    "embeds": [],
+    **{"type": 0, "content": "", "timestamp": "2026-01-01T00:00:00+00:00", "edited_timestamp": None, "flags": 0},
+    **{key: [] for key in ("attachments", "embeds", "mentions", "mention_roles", "components")},
 }
 BROKEN_BUTTON = {"type": 1, "components": [{"type": 2, "label": "/stop"}]}
 """A button without the style that the SDK requires."""
@@ -182,37 +162,32 @@ def forward(**fields: Any) -> dict[str, Any]:
         ({"embeds": [{"type": "rich", "color": {}}, {"type": "rich", "title": "T"}]}, "hello", [], False),
         ({"components": [BROKEN_BUTTON]}, "hello", [], False),
         ({"reactions": [{"count": 1}]}, "hello", [], False),
-        (forward(**{**SNAPSHOT, "content": "theirs"}, components=[BROKEN_BUTTON]), "theirs", [], True),
+        (forward(**{**SNAPSHOT, "content": "theirs", "components": [BROKEN_BUTTON]}), "theirs", [], True),
         (forward(content="theirs"), "theirs", [], True),
-        (forward(**SNAPSHOT, components=[CARD]), "card", [], True),
+        (forward(**{**SNAPSHOT, "components": [CARD]}), "card", [], True),
         ({"content": "", "sticker_items": [WAVE]}, "", ["sticker Wave"], False),
         ({"content": "", "shared_client_theme": {"colors": ["5865F2"]}}, "", ["this kind of message"], False),
     ],
 )  # fmt: skip
 async def test_only_unreadable_parts_of_a_message_are_left_out(
-    live: DiscordHarness,
-    intake: RecordingIntake,
-    change: dict[str, Any],
-    text: str,
-    names: list[str],
-    is_forwarded: bool,
+    live: DiscordHarness, change: dict[str, Any], text: str, names: list[str], is_forwarded: bool
 ) -> None:
-    message = await heard(live, intake, "placeholder")
+    message = await heard(live, "placeholder")
     raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
     unknown = {**raw, "id": live.discord.flake(), "content": "hello", **change}
     await live.post("event", {"t": "MESSAGE_CREATE", "d": unknown})
-    received = (await intake.wait_for(2))[1]
+    received = (await live.intake.wait_for(2))[1]
     assert (received.text, received.words_by is not None) == (text, is_forwarded)
     assert [one.name for one in received.attachments] == names
 
 
-async def test_an_edit_is_read_without_parts_unknown_to_the_sdk(live: DiscordHarness, intake: RecordingIntake) -> None:
-    message = await heard(live, intake, "one")
+async def test_an_edit_is_read_without_parts_unknown_to_the_sdk(live: DiscordHarness) -> None:
+    message = await heard(live, "one")
     stored = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
     change = {"content": "two", "edited_timestamp": "2026-01-01T00:00:00+00:00", "components": [BROKEN_BUTTON]}
     await live.post("event", {"t": "MESSAGE_UPDATE", "d": {**stored, **change}})
-    await heard(live, intake, "afterwards")
-    assert [edit.text for edit in intake.of(EditEvent)] == ["two"]
+    await heard(live, "afterwards")
+    assert [edit.text for edit in live.intake.of(EditEvent)] == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -225,44 +200,28 @@ async def test_an_edit_is_read_without_parts_unknown_to_the_sdk(live: DiscordHar
         ("application/pdf", AttachmentKind.DOCUMENT),
     ],
 )
-async def test_files_are_sorted_by_kind(
-    live: DiscordHarness, intake: RecordingIntake, mime: str, kind: AttachmentKind
-) -> None:
+async def test_files_are_sorted_by_kind(live: DiscordHarness, mime: str, kind: AttachmentKind) -> None:
     files = [{"filename": "file", "text": "data", "content_type": mime}]
-    [attachment] = (await heard(live, intake, "", files=files)).attachments
+    [attachment] = (await heard(live, "", files=files)).attachments
     assert attachment.kind is kind
-    assert attachment.mime == mime.partition(";")[0]
-    assert attachment.size_bytes == 4
+    assert (attachment.mime, attachment.size_bytes) == (mime.partition(";")[0], 4)
 
 
-async def test_an_expired_address_is_renewed(live: DiscordHarness, intake: RecordingIntake, tmp_path: Path) -> None:
-    [attachment] = (await heard(live, intake, "", files=[{"filename": "a.txt", "text": "data"}])).attachments
-    ref = FileRef.decode(attachment.file_ref)
-    old = FileRef(
-        channel_id=ref.channel_id, message_id=ref.message_id, file_id=ref.file_id, url=f"{live.server.url}/_cdn/0/a.txt"
-    )
+@pytest.mark.parametrize("is_forwarded", [False, True])
+async def test_an_expired_address_is_renewed(live: DiscordHarness, tmp_path: Path, is_forwarded: bool) -> None:
+    fields: dict[str, Any] = {"files": [{"filename": "a.txt", "text": "data"}]}
+    if is_forwarded:
+        snapshot = {**SNAPSHOT, "attachments": live.discord.files_of(fields)}
+        fields = {"message_snapshots": [{"message": snapshot}]}
+    [attachment] = (await heard(live, "", **fields)).attachments
+    old = msgspec.structs.replace(FileRef.decode(attachment.file_ref), url=f"{live.server.url}/_cdn/0/a.txt")
     stale = IncomingAttachment(kind=attachment.kind, file_ref=old.encode(), name="a.txt")
     assert await live.adapter.download(stale, tmp_path / "a.txt", 100) == 4
     assert (tmp_path / "a.txt").read_bytes() == b"data"
 
 
-async def test_an_expired_address_of_a_forwarded_file_is_renewed(
-    live: DiscordHarness, intake: RecordingIntake, tmp_path: Path
-) -> None:
-    [file] = live.discord.files_of({"files": [{"filename": "a.txt", "text": "data"}]})
-    snapshot = {"content": "", "timestamp": "2026-07-30T12:00:00+00:00", "edited_timestamp": None, "flags": 0}
-    snapshot |= {"attachments": [file], "embeds": [], "mentions": [], "mention_roles": [], "type": 0, "components": []}
-    [attachment] = (await heard(live, intake, "", message_snapshots=[{"message": snapshot}])).attachments
-    ref = FileRef.decode(attachment.file_ref)
-    old = FileRef(
-        channel_id=ref.channel_id, message_id=ref.message_id, file_id=ref.file_id, url=f"{live.server.url}/_cdn/0/a.txt"
-    )
-    stale = IncomingAttachment(kind=attachment.kind, file_ref=old.encode(), name="a.txt")
-    assert await live.adapter.download(stale, tmp_path / "a.txt", 100) == 4
-
-
-async def test_a_file_that_is_gone_is_rejected(live: DiscordHarness, intake: RecordingIntake, tmp_path: Path) -> None:
-    message = await heard(live, intake, "", files=[{"filename": "a.txt", "text": "data"}])
+async def test_a_file_that_is_gone_is_rejected(live: DiscordHarness, tmp_path: Path) -> None:
+    message = await heard(live, "", files=[{"filename": "a.txt", "text": "data"}])
     await live.post("delete", {"channel_id": GENERAL, "message_id": message.message_ref})
     live.discord.files.clear()
     with pytest.raises(MessageRejected):
@@ -270,19 +229,15 @@ async def test_a_file_that_is_gone_is_rejected(live: DiscordHarness, intake: Rec
     assert not (tmp_path / "a.txt").exists()
 
 
-async def test_a_file_that_is_too_large_is_removed(
-    live: DiscordHarness, intake: RecordingIntake, tmp_path: Path
-) -> None:
-    message = await heard(live, intake, "", files=[{"filename": "a.txt", "text": "x" * 600_000}])
+async def test_a_file_that_is_too_large_is_removed(live: DiscordHarness, tmp_path: Path) -> None:
+    message = await heard(live, "", files=[{"filename": "a.txt", "text": "x" * 600_000}])
     with pytest.raises(MessageRejected):
         await live.adapter.download(message.attachments[0], tmp_path / "a.txt", 300_000)
     assert not (tmp_path / "a.txt").exists()
 
 
-async def test_an_unreachable_file_server_is_retryable(
-    live: DiscordHarness, intake: RecordingIntake, tmp_path: Path
-) -> None:
-    [attachment] = (await heard(live, intake, "", files=[{"filename": "a.txt", "text": "data"}])).attachments
+async def test_an_unreachable_file_server_is_retryable(live: DiscordHarness, tmp_path: Path) -> None:
+    [attachment] = (await heard(live, "", files=[{"filename": "a.txt", "text": "data"}])).attachments
     await live.server.stop()
     with pytest.raises(PlatformUnavailable):
         await live.adapter.download(attachment, tmp_path / "a.txt", 100)

@@ -46,10 +46,19 @@ def request(
     )
 
 
-async def test_a_lost_acknowledgement_shows_one_copy(live: DiscordHarness) -> None:
-    await live.break_next_send("answer_lost")
+def preview(live: DiscordHarness, text: str, ref: str | None = None) -> Preview:
+    return Preview(chat=live.direct_chat, is_shared=False, number=9, text=text, ref=ref)
+
+
+async def lose(live: DiscordHarness, kind: str = "reset_after") -> None:
+    """Send an answer whose acknowledgement is lost."""
+    await live.fault(match="POST /channels/.*/messages", kind=kind)
     with pytest.raises(SendAmbiguous):
         await live.adapter.send(request(live.direct_chat, "the answer"))
+
+
+async def test_a_lost_acknowledgement_shows_one_copy(live: DiscordHarness) -> None:
+    await lose(live)
     ref = await live.adapter.send(request(live.direct_chat, "the answer", tried_before=Millis(1_000)))
     assert await live.visible(live.direct_chat) == ["the answer"]
     assert ref == (await live.sent("send"))[0]["message_id"]
@@ -59,9 +68,7 @@ async def test_a_lost_acknowledgement_shows_one_copy(live: DiscordHarness) -> No
 
 async def test_a_repeat_after_the_nonce_expired_finds_the_first_copy(live: DiscordHarness) -> None:
     await live.post("config", {"nonce_seconds": 0})
-    await live.break_next_send("answer_lost")
-    with pytest.raises(SendAmbiguous):
-        await live.adapter.send(request(live.direct_chat, "the answer"))
+    await lose(live)
     await live.write("are you there?")
     ref = await live.adapter.send(request(live.direct_chat, "the answer", tried_before=LATE))
     assert ref == (await live.sent("send"))[0]["message_id"]
@@ -70,18 +77,14 @@ async def test_a_repeat_after_the_nonce_expired_finds_the_first_copy(live: Disco
 
 async def test_a_repeat_finds_the_first_copy_when_the_clock_was_set_back_since(live: DiscordHarness) -> None:
     await live.post("config", {"nonce_seconds": 0})
-    await live.break_next_send("answer_lost")
-    with pytest.raises(SendAmbiguous):
-        await live.adapter.send(request(live.direct_chat, "the answer"))
+    await lose(live)
     await live.adapter.send(request(live.direct_chat, "the answer", tried_before=Millis(-86_400_000)))
     assert await live.visible(live.direct_chat) == ["the answer"]
 
 
 async def test_a_late_repeat_of_a_lost_message_is_sent(live: DiscordHarness) -> None:
     await live.post("config", {"nonce_seconds": 0})
-    await live.fault(match="POST /channels/.*/messages", kind="reset")
-    with pytest.raises(SendAmbiguous):
-        await live.adapter.send(request(live.direct_chat, "the answer"))
+    await lose(live, "reset")
     await live.adapter.send(request(live.direct_chat, "the answer", tried_before=LATE))
     assert await live.visible(live.direct_chat) == ["the answer"]
 
@@ -91,8 +94,7 @@ async def test_a_late_repeat_is_not_confused_with_another_answer_of_the_same_tex
     await live.adapter.send(request(live.direct_chat, "Done.", "k1"))
     second = await live.adapter.send(request(live.direct_chat, "Done.", "k2", tried_before=LATE))
     assert await live.visible(live.direct_chat) == ["Done.", "Done."]
-    again = await live.adapter.send(request(live.direct_chat, "Done.", "k2", tried_before=LATE))
-    assert again == second
+    assert await live.adapter.send(request(live.direct_chat, "Done.", "k2", tried_before=LATE)) == second
 
 
 async def test_a_late_repeat_is_not_confused_with_a_persons_message_of_the_same_text(live: DiscordHarness) -> None:
@@ -104,16 +106,13 @@ async def test_a_late_repeat_is_not_confused_with_a_persons_message_of_the_same_
 
 async def test_a_late_repeat_searches_a_busy_channel(live: DiscordHarness) -> None:
     await live.post("config", {"nonce_seconds": 0})
-    await live.break_next_send("answer_lost")
-    with pytest.raises(SendAmbiguous):
-        await live.adapter.send(request(live.direct_chat, "the answer"))
+    await lose(live)
     first = int((await live.sent("send"))[0]["message_id"])
     for number in range(150):  # just before our message, which is therefore on the second page
         message_id = str(first - 200 + number)
         row = {"id": message_id, "author": {"id": "1"}, "content": "talk", "components": []}
         live.discord.messages[live.direct_chat.chat_ref][message_id] = row
-    ref = await live.adapter.send(request(live.direct_chat, "the answer", tried_before=LATE))
-    assert ref == str(first)
+    assert await live.adapter.send(request(live.direct_chat, "the answer", tried_before=LATE)) == str(first)
 
 
 async def test_a_late_repeat_is_sent_if_the_history_is_unreadable(live: DiscordHarness) -> None:
@@ -126,10 +125,9 @@ async def test_a_late_repeat_is_sent_if_the_history_is_unreadable(live: DiscordH
 async def test_an_answer_arrives_even_if_its_placeholder_cannot_be_edited(
     live: DiscordHarness, status: int, code: int
 ) -> None:
-    ref = await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text="thinking", ref=None))
+    ref = await live.adapter.show(preview(live, "thinking"))
     await live.fault(match="PATCH /channels/.*", kind="status", status=status, code=code)
-    final = await live.adapter.send(request(live.direct_chat, "the answer", replaces=ref))
-    assert final != ref
+    assert await live.adapter.send(request(live.direct_chat, "the answer", replaces=ref)) != ref
     assert (await live.visible(live.direct_chat))[-1] == "the answer"
 
 
@@ -147,30 +145,29 @@ async def test_two_databases_do_not_share_nonces(live: DiscordHarness, tmp_path:
 
 
 async def test_a_deleted_placeholder_is_replaced_by_a_new_message(live: DiscordHarness) -> None:
-    ref = await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text="thinking", ref=None))
+    ref = await live.adapter.show(preview(live, "thinking"))
     assert ref is not None
     await live.delete(ref)
-    again = await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text="still", ref=ref))
+    again = await live.adapter.show(preview(live, "still", ref))
     assert again not in (None, ref)
     assert again is not None
     await live.delete(again)
-    final = await live.adapter.send(request(live.direct_chat, "done", replaces=again))
-    assert final not in (ref, again)
+    assert await live.adapter.send(request(live.direct_chat, "done", replaces=again)) not in (ref, again)
     assert await live.visible(live.direct_chat) == ["done"]
 
 
 async def test_a_placeholder_whose_acknowledgement_was_lost_is_found_again(live: DiscordHarness) -> None:
     await live.break_next_send("answer_lost")
     with pytest.raises(SendAmbiguous):
-        await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text="thin", ref=None))
-    ref = await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text="think", ref=None))
+        await live.adapter.show(preview(live, "thin"))
+    ref = await live.adapter.show(preview(live, "think"))
     await live.adapter.send(request(live.direct_chat, "thought", replaces=ref))
     assert await live.visible(live.direct_chat) == ["thought"]
 
 
 async def test_a_long_preview_shows_its_end_with_its_code_closed(live: DiscordHarness) -> None:
     text = "```python\n" + "\n".join(f"print({number})" for number in range(900))
-    await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text=text, ref=None))
+    await live.adapter.show(preview(live, text))
     [shown] = await live.visible(live.direct_chat)
     assert "print(899)" in shown
     assert shown.count("```") == 2
@@ -179,8 +176,7 @@ async def test_a_long_preview_shows_its_end_with_its_code_closed(live: DiscordHa
 
 async def test_messages_never_ping_anybody(live: DiscordHarness) -> None:
     question = await live.write("hello?")
-    preview = Preview(chat=live.direct_chat, is_shared=False, number=9, text="@everyone", ref=None)
-    await live.adapter.show(preview)
+    await live.adapter.show(preview(live, "@everyone"))
     await live.adapter.send(request(live.direct_chat, "@everyone <@100000000000000002>", reply_to=question))
     rows = await live.sent("send")
     assert [row["allowed_mentions"] for row in rows] == [{"parse": [], "replied_user": False}] * 2
@@ -259,8 +255,7 @@ async def test_an_unreadable_answer_is_ambiguous(live: DiscordHarness) -> None:
 
 async def test_an_answer_with_unreadable_fields_is_not_a_failed_send(live: DiscordHarness) -> None:
     await live.post("config", {"write_answers": {"embeds": 7, "reactions": "?", "poll": [], "author": None}})
-    preview = Preview(chat=live.direct_chat, is_shared=False, number=9, text="thin", ref=None)
-    ref = await live.adapter.show(preview)
+    ref = await live.adapter.show(preview(live, "thin"))
     assert await live.adapter.send(request(live.direct_chat, "thought", replaces=ref)) == ref
     await live.adapter.send(request(live.direct_chat, "more", "k2"))
     assert await live.visible(live.direct_chat) == ["thought", "more"]

@@ -108,8 +108,7 @@ def test_all_kinds_of_code_become_fenced_blocks() -> None:
 
 def test_backticks_inside_code_cannot_end_it() -> None:
     [text] = texts("````\n```py\nx\n```\n````")
-    assert text.count("```") == 2
-    assert text.replace("\u200b", "") == "```\n```py\nx\n```\n```"
+    assert (text.count("```"), text.replace("\u200b", "")) == (2, "```\n```py\nx\n```\n```")
 
 
 def test_an_unclosed_fence_is_closed() -> None:
@@ -121,8 +120,7 @@ def test_long_code_is_closed_and_opened_again_at_each_cut() -> None:
     parts = texts("```python\n" + "\n".join(lines) + "\n```")
     assert len(parts) > 3
     assert all(part.startswith("```python\n") and part.endswith("\n```") for part in parts)
-    inner = [line for part in parts for line in part.split("\n")[1:-1]]
-    assert inner == lines
+    assert [line for part in parts for line in part.split("\n")[1:-1]] == lines
 
 
 @pytest.mark.parametrize(
@@ -141,8 +139,7 @@ def test_words_after_the_fence_that_are_not_a_language_stay(opening: str, shown:
 def test_code_that_fits_one_message_is_not_cut() -> None:
     code = "```\n" + "x\n" * 700 + "```"
     parts = texts("word " * 200 + "\n\n" + code)
-    assert len(parts) == 2
-    assert parts[1] == code
+    assert (len(parts), parts[1]) == (2, code)
 
 
 def test_a_long_paragraph_is_cut_after_a_sentence() -> None:

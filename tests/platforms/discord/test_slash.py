@@ -72,9 +72,9 @@ async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
 
 
 @pytest.fixture
-async def live(harness: DiscordHarness, intake: RecordingIntake) -> AsyncIterator[DiscordHarness]:
+async def live(harness: DiscordHarness) -> AsyncIterator[DiscordHarness]:
     """A harness whose adapter runs and has published its menu."""
-    async with running(harness.adapter, intake):
+    async with harness.running():
         await published(harness)
         yield harness
 
@@ -85,11 +85,11 @@ async def published(harness: DiscordHarness, times: int = 1) -> list[dict[str, A
     return rows
 
 
-async def given(live: DiscordHarness, intake: RecordingIntake, name: str, **data: Any) -> InboundMessage:
+async def given(live: DiscordHarness, name: str, **data: Any) -> InboundMessage:
     """Run a slash command as the person."""
-    before = len(intake.messages)
+    before = len(live.intake.messages)
     await live.post("interaction", {"name": name, "dm_user_id": ALICE, **data})
-    return (await intake.wait_for(before + 1))[before]
+    return (await live.intake.wait_for(before + 1))[before]
 
 
 def answer(command: InboundMessage, text: str, key: str = "k1", **more: Any) -> SendRequest:
@@ -129,36 +129,34 @@ async def test_options_have_types_choices_and_suggestions(live: DiscordHarness) 
     assert [action["name"] for action in me["options"]] == ["add", "remove"]
 
 
-async def test_an_unchanged_menu_is_not_published_again(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    async with running(harness.adapter, intake):
+async def test_an_unchanged_menu_is_not_published_again(harness: DiscordHarness) -> None:
+    async with harness.running():
         await published(harness)
-    async with running(harness.adapter, intake):
+    async with harness.running():
         await harness.write("hello")
-        await intake.wait_for(1)
+        await harness.intake.wait_for(1)
         await asyncio.sleep(0.3)  # publishing took a tenth of this time before
     await published(harness)
-    async with running(harness.another_adapter(menu=MENU[:1]), intake):
+    async with running(harness.another_adapter(menu=MENU[:1]), harness.intake):
         rows = await published(harness, 2)
     assert rows[-1]["names"] == ["help"]
 
 
-async def test_a_menu_that_discord_refuses_does_not_stop_the_adapter(
-    harness: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_a_menu_that_discord_refuses_does_not_stop_the_adapter(harness: DiscordHarness) -> None:
     await harness.fault(match="PUT /applications/.*", kind="status", status=400, code=50035)
-    async with running(harness.adapter, intake):
+    async with harness.running():
         await harness.calls("PUT /applications/.*", wait=15)
         await harness.write("hello")
-        await intake.wait_for(1)
-    async with running(harness.adapter, intake):
+        await harness.intake.wait_for(1)
+    async with harness.running():
         await published(harness)
 
 
 # In
 
 
-async def test_a_slash_command_arrives_as_its_command_line(live: DiscordHarness, intake: RecordingIntake) -> None:
-    command = await given(live, intake, "title", options={"title": " Plans for May "})
+async def test_a_slash_command_arrives_as_its_command_line(live: DiscordHarness) -> None:
+    command = await given(live, "title", options={"title": " Plans for May "})
     assert command.text == "/title Plans for May"
     assert command.via is InputKind.SLASH
     assert command.is_addressed
@@ -183,14 +181,12 @@ async def test_a_slash_command_arrives_as_its_command_line(live: DiscordHarness,
     ],
 )
 async def test_options_follow_the_name_in_the_order_of_the_command_line(
-    live: DiscordHarness, intake: RecordingIntake, name: str, options: dict[str, object], line: str
+    live: DiscordHarness, name: str, options: dict[str, object], line: str
 ) -> None:
-    assert (await given(live, intake, name, options=options)).text == line
+    assert (await given(live, name, options=options)).text == line
 
 
-async def test_commands_and_messages_of_one_burst_keep_their_order(
-    harness: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_commands_and_messages_of_one_burst_keep_their_order(harness: DiscordHarness) -> None:
     async with running(harness.adapter, RecordingIntake()):
         await published(harness)
     burst, expected = [], []
@@ -200,63 +196,61 @@ async def test_commands_and_messages_of_one_burst_keep_their_order(
         said = await harness.post("message", {"content": f"after {number}", "dm_user_id": ALICE})
         burst.append({"t": "MESSAGE_CREATE", "d": said["message"]})
         expected += [f"/title {number}", f"after {number}"]
-    async with running(harness.another_adapter(catch_up_hours=0), intake):
+    async with running(harness.another_adapter(catch_up_hours=0), harness.intake):
         await harness.write("known")  # messages, unlike commands, wait until their channel is caught up
-        await intake.wait_for(1)
+        await harness.intake.wait_for(1)
         await harness.post("event", burst)
-        assert [message.text for message in await intake.wait_for(11)][1:] == expected
+        assert [message.text for message in await harness.intake.wait_for(11)][1:] == expected
 
 
-async def test_a_refusal_is_shown_only_to_its_person(live: DiscordHarness, intake: RecordingIntake) -> None:
-    intake.refused["/schedule pause 3"] = "That is not yours."
+async def test_a_refusal_is_shown_only_to_its_person(live: DiscordHarness) -> None:
+    live.intake.refused["/schedule pause 3"] = "That is not yours."
     await live.post("interaction", {"name": "schedule pause", "options": {"number": 3}, "dm_user_id": ALICE})
     [row] = await live.sent("interaction_reply", wait=15)
     assert (row["text"], row["ephemeral"]) == ("That is not yours.", True)
     await live.write("later")
-    assert [message.text for message in await intake.wait_for(1)] == ["later"]
+    assert [message.text for message in await live.intake.wait_for(1)] == ["later"]
 
 
 @pytest.mark.parametrize("name", ["gone", "schedule", "approve"])
-async def test_a_command_of_an_older_menu_is_answered(live: DiscordHarness, intake: RecordingIntake, name: str) -> None:
+async def test_a_command_of_an_older_menu_is_answered(live: DiscordHarness, name: str) -> None:
     old = {"name": name, "options": [{"name": "list_add_pause", "type": STRING, "value": "list"}], "force": True}
     await live.post("interaction", {**old, "dm_user_id": ALICE})
     [row] = await live.sent("interaction_reply", wait=15)
     assert (row["text"], row["ephemeral"]) == (slash.COMMAND_CHANGED, True)
 
 
-async def test_suggestions_match_the_typed_text(live: DiscordHarness, intake: RecordingIntake) -> None:
-    intake.suggested = ("preview", "undo", "here 3", "p" * 101)
+async def test_suggestions_match_the_typed_text(live: DiscordHarness) -> None:
+    live.intake.suggested = ("preview", "undo", "here 3", "p" * 101)
     written = [{"name": "topic", "type": STRING, "value": "RE", "focused": True}]
     await live.post("interaction", {"name": "compress", "autocomplete": True, "options": written, "dm_user_id": ALICE})
     [row] = await live.sent("interaction_type_8", wait=15)
     assert [choice["value"] for choice in row["data"]["choices"]] == ["preview", "here 3"]
-    assert intake.messages == []
+    assert live.intake.messages == []
 
 
-async def test_a_slash_command_in_a_group_names_its_sender(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_slash_command_in_a_group_names_its_sender(live: DiscordHarness) -> None:
     await live.post("interaction", {"name": "help", "channel_id": GENERAL, "user_id": BOB})
-    [command] = await intake.wait_for(1)
+    [command] = await live.intake.wait_for(1)
     assert (command.text, command.chat, command.sender.id) == ("/help", chat(GENERAL), BOB)
     assert command.chat_kind is ChatKind.GROUP
 
 
-async def test_a_command_is_acknowledged_at_once_even_while_the_database_waits(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
-    intake.gate.clear()
+async def test_a_command_is_acknowledged_at_once_even_while_the_database_waits(live: DiscordHarness) -> None:
+    live.intake.gate.clear()
     await live.post("interaction", {"name": "help", "dm_user_id": ALICE})
     [deferred] = await live.sent("interaction_defer", wait=15)
     assert deferred
     [interaction] = await live.get("interactions")
     assert interaction["ack_after"] < 3
-    assert intake.messages == []
-    intake.gate.set()
-    assert (await intake.wait_for(1))[0].text == "/help"
+    assert live.intake.messages == []
+    live.intake.gate.set()
+    assert (await live.intake.wait_for(1))[0].text == "/help"
 
 
-async def test_a_command_whose_acknowledgement_failed_still_runs(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_command_whose_acknowledgement_failed_still_runs(live: DiscordHarness) -> None:
     await live.fault(match="POST /interactions/.*", kind="status", status=404, code=10062)
-    command = await given(live, intake, "help")
+    command = await given(live, "help")
     await live.adapter.send(answer(command, "here"))
     assert await live.visible(command.chat) == ["here"]
     assert len(await live.sent("send")) == 1
@@ -265,8 +259,8 @@ async def test_a_command_whose_acknowledgement_failed_still_runs(live: DiscordHa
 # Out
 
 
-async def test_the_answer_fills_the_commands_own_message(live: DiscordHarness, intake: RecordingIntake) -> None:
-    command = await given(live, intake, "help")
+async def test_the_answer_fills_the_commands_own_message(live: DiscordHarness) -> None:
+    command = await given(live, "help")
     ref = await live.adapter.send(answer(command, "here"))
     assert await live.visible(command.chat) == ["here"]
     assert await live.sent("send") == []
@@ -274,8 +268,8 @@ async def test_the_answer_fills_the_commands_own_message(live: DiscordHarness, i
     assert row["message_id"] == ref
 
 
-async def test_a_repeated_answer_fills_it_again(live: DiscordHarness, intake: RecordingIntake) -> None:
-    command = await given(live, intake, "help")
+async def test_a_repeated_answer_fills_it_again(live: DiscordHarness) -> None:
+    command = await given(live, "help")
     await live.fault(match="PATCH /webhooks/.*", kind="reset_after")
     with pytest.raises(SendAmbiguous):
         await live.adapter.send(answer(command, "here"))
@@ -283,20 +277,20 @@ async def test_a_repeated_answer_fills_it_again(live: DiscordHarness, intake: Re
     assert await live.visible(command.chat) == ["here"]
 
 
-async def test_a_command_that_arrives_twice_is_answered_in_place(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_command_that_arrives_twice_is_answered_in_place(live: DiscordHarness) -> None:
     given_once = await live.post("interaction", {"name": "help", "dm_user_id": ALICE})
-    [command] = await intake.wait_for(1)
+    [command] = await live.intake.wait_for(1)
     await live.sent("interaction_defer", wait=15)
     await live.post("event", {"t": "INTERACTION_CREATE", "d": given_once["event"]})
     await live.write("later")
-    await intake.wait_for(2)
+    await live.intake.wait_for(2)
     await live.adapter.send(answer(command, "here"))
     assert await live.visible(command.chat) == ["here"]
     assert await live.sent("send") == []
 
 
-async def test_parts_after_the_first_are_ordinary_messages(live: DiscordHarness, intake: RecordingIntake) -> None:
-    command = await given(live, intake, "help")
+async def test_parts_after_the_first_are_ordinary_messages(live: DiscordHarness) -> None:
+    command = await given(live, "help")
     await live.adapter.send(answer(command, "one", "k1"))
     await live.adapter.send(answer(command, "two", "k2"))
     assert await live.visible(command.chat) == ["one", "two"]
@@ -307,20 +301,18 @@ async def test_parts_after_the_first_are_ordinary_messages(live: DiscordHarness,
 @pytest.mark.parametrize(
     "fields", [{}, {"embeds": 7, "poll": [], "resource": {"message": 7}}], ids=["plain", "answered unreadably"]
 )
-async def test_an_answer_without_the_right_to_write_is_a_followup(
-    live: DiscordHarness, intake: RecordingIntake, fields: dict[str, Any]
-) -> None:
+async def test_an_answer_without_the_right_to_write_is_a_followup(live: DiscordHarness, fields: dict[str, Any]) -> None:
     await live.post("config", {"write_answers": fields})
     await live.post("interaction", {"name": "help", "channel_id": GENERAL, "user_id": ALICE})
-    [command] = await intake.wait_for(1)
+    [command] = await live.intake.wait_for(1)
     await live.post("channel", {"channel_id": GENERAL, "set": {"deny_send": True}})
     await live.adapter.send(answer(command, "one", "k1"))
     await live.adapter.send(answer(command, "two", "k2"))
     assert await live.visible(command.chat) == ["one", "two"]
 
 
-async def test_the_commands_own_message_replaces_a_placeholder(live: DiscordHarness, intake: RecordingIntake) -> None:
-    command = await given(live, intake, "help")
+async def test_the_commands_own_message_replaces_a_placeholder(live: DiscordHarness) -> None:
+    command = await given(live, "help")
     shown = Preview(chat=command.chat, is_shared=False, number=9, text="thinking", ref=None)
     placeholder = await live.adapter.show(shown)
     await live.adapter.send(answer(command, "here", replaces=placeholder))
@@ -328,19 +320,19 @@ async def test_the_commands_own_message_replaces_a_placeholder(live: DiscordHarn
 
 
 async def test_after_a_ticket_expires_the_answer_is_an_ordinary_message(
-    live: DiscordHarness, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
+    live: DiscordHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slash, "TICKET_SECONDS", 0.0)
-    command = await given(live, intake, "help")
+    command = await given(live, "help")
     await live.adapter.send(answer(command, "here"))
     [row] = await live.sent("send")
     assert row["text"] == "here"
 
 
-async def test_a_ticket_outlives_its_connection(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    async with running(harness.adapter, intake):
+async def test_a_ticket_outlives_its_connection(harness: DiscordHarness) -> None:
+    async with harness.running():
         await published(harness)
-        command = await given(harness, intake, "help")
+        command = await given(harness, "help")
         await harness.sent("interaction_defer", wait=15)
     async with running(harness.adapter, RecordingIntake()):
         await harness.adapter.send(answer(command, "here"))
@@ -348,8 +340,8 @@ async def test_a_ticket_outlives_its_connection(harness: DiscordHarness, intake:
     assert await harness.sent("send") == []
 
 
-async def test_a_ticket_of_an_earlier_process_is_ignored(live: DiscordHarness, intake: RecordingIntake) -> None:
-    command = await given(live, intake, "help")
+async def test_a_ticket_of_an_earlier_process_is_ignored(live: DiscordHarness) -> None:
+    command = await given(live, "help")
     restarted = live.another_adapter()
     async with running(restarted, RecordingIntake()):
         await restarted.send(answer(command, "here"))
@@ -359,9 +351,7 @@ async def test_a_ticket_of_an_earlier_process_is_ignored(live: DiscordHarness, i
 # Buttons
 
 
-async def test_a_button_with_a_long_command_works_after_a_restart(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_a_button_with_a_long_command_works_after_a_restart(live: DiscordHarness) -> None:
     command = "/title " + "a very long title " * 10
     part = OutboundPart(text="?", plain="?", buttons=(Button(label="Name it", command=command),))
     await live.adapter.send(SendRequest(chat=live.direct_chat, part=part, key="k1"))
@@ -375,13 +365,11 @@ async def test_a_button_with_a_long_command_works_after_a_restart(
     assert pressed.ticket is None
 
 
-async def test_a_press_is_acknowledged_without_changing_the_message(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_a_press_is_acknowledged_without_changing_the_message(live: DiscordHarness) -> None:
     part = OutboundPart(text="May I?", plain="May I?", buttons=(Button(label="Yes", command="/approve 7"),))
     ref = await live.adapter.send(SendRequest(chat=live.direct_chat, part=part, key="k1"))
     await live.press("Yes")
-    [pressed] = await intake.wait_for(1)
+    [pressed] = await live.intake.wait_for(1)
     assert pressed.message_ref == ref
     [interaction] = await live.get("interactions")
     assert (interaction["acked"], interaction["ack_type"]) == (True, 6)
@@ -397,9 +385,7 @@ async def test_a_final_edit_removes_the_buttons(live: DiscordHarness) -> None:
     assert (message["content"], message["components"]) == ("Done.", [])
 
 
-async def test_a_button_that_is_not_ours_is_acknowledged_and_ignored(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_a_button_that_is_not_ours_is_acknowledged_and_ignored(live: DiscordHarness) -> None:
     ref = await live.adapter.send(
         SendRequest(chat=live.direct_chat, part=OutboundPart(text="hi", plain="hi"), key="k1")
     )
@@ -407,4 +393,4 @@ async def test_a_button_that_is_not_ours_is_acknowledged_and_ignored(
     await live.post("interaction", {"dm_user_id": ALICE, "custom_id": "n:unknown", "message_id": ref})
     await eventually(lambda: all(row["acked"] for row in live.discord.interactions.values()), "acknowledged")
     await live.write("hello")
-    assert [message.text for message in await intake.wait_for(1)] == ["hello"]
+    assert [message.text for message in await live.intake.wait_for(1)] == ["hello"]

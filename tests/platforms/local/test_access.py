@@ -50,9 +50,9 @@ def clock() -> SetClock:
 
 
 @pytest.fixture
-async def local(tmp_path: Path, clock: SetClock, intake: RecordingIntake) -> AsyncIterator[LocalHarness]:
+async def local(tmp_path: Path, clock: SetClock) -> AsyncIterator[LocalHarness]:
     """A running web chat with one message, and a browser that is not signed in yet."""
-    async with LocalHarness(tmp_path, clock=clock) as harness, running(harness.adapter, intake):
+    async with LocalHarness(tmp_path, clock=clock) as harness, harness.running():
         await harness.adapter.send(request(harness.direct_chat, "the plan for Thursday"))
         yield harness
 
@@ -91,11 +91,11 @@ async def test_cookie_and_key_are_worthless_without_each_other(local: LocalHarne
     assert (await fetch(local, path, **{KEY_HEADER: local.key}))[0] == 401
 
 
-async def test_a_stranger_cannot_write(local: LocalHarness, intake: RecordingIntake) -> None:
+async def test_a_stranger_cannot_write(local: LocalHarness) -> None:
     status, text, _ = await fetch(local, "/chat/main/messages", "POST", Origin=local.root)
     assert status == 401
     assert "Thursday" not in text
-    assert intake.offered == []
+    assert local.intake.offered == []
 
 
 async def test_opening_the_printed_link_does_not_use_up_the_token(local: LocalHarness) -> None:
@@ -245,19 +245,15 @@ async def test_another_origin_gets_nothing_even_with_the_cookie(
 
 
 @pytest.mark.parametrize("headers", STRANGE)
-async def test_another_origin_cannot_write_even_with_the_cookie(
-    local: LocalHarness, intake: RecordingIntake, headers: dict[str, str]
-) -> None:
+async def test_another_origin_cannot_write_even_with_the_cookie(local: LocalHarness, headers: dict[str, str]) -> None:
     status, text = await local.post({"text": "sell everything", "client_id": "a" * 20}, headers=headers)
     assert status == 403
     assert "does not accept" in text
     assert "Thursday" not in text
-    assert intake.offered == []
+    assert local.intake.offered == []
 
 
-async def test_a_form_without_origin_is_refused_unless_the_browser_says_same_origin(
-    local: LocalHarness, intake: RecordingIntake
-) -> None:
+async def test_a_form_without_origin_is_refused_unless_the_browser_says_same_origin(local: LocalHarness) -> None:
     await local.sign_in()
     key = {KEY_HEADER: local.key}
     assert (await fetch(local, "/chat/main/messages", "POST", **key))[0] == 403
@@ -338,8 +334,7 @@ async def test_every_response_has_the_policy(local: LocalHarness, path: str, sta
     got, _, headers = await fetch(local, path, **{KEY_HEADER: local.key})
     assert got == status
     assert "Server" not in headers
-    assert headers["Content-Security-Policy"] == CONTENT_POLICY
-    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert (headers["Content-Security-Policy"], headers["X-Content-Type-Options"]) == (CONTENT_POLICY, "nosniff")
     assert headers["Referrer-Policy"] in ("same-origin", "no-referrer")
 
 
@@ -351,9 +346,7 @@ async def test_refusals_have_the_policy_too(local: LocalHarness) -> None:
 
 def test_the_policy_allows_nothing_inline_and_nothing_from_other_hosts() -> None:
     rules = dict(rule.strip().split(" ", 1) for rule in CONTENT_POLICY.split(";"))
-    assert rules["default-src"] == "'none'"
-    assert rules["frame-ancestors"] == "'none'"
-    assert rules["base-uri"] == "'none'"
+    assert (rules["default-src"], rules["frame-ancestors"], rules["base-uri"]) == ("'none'", "'none'", "'none'")
     assert not re.search(r"unsafe|https?:|\*", CONTENT_POLICY)
 
 

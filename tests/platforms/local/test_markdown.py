@@ -89,6 +89,7 @@ def test_tags_attributes_and_unsafe_addresses_are_removed(text: str) -> None:
         ("<i>x</i>", "<p>&lt;i&gt;x&lt;/i&gt;</p>\n"),
         ("[x](/chat/main)", "<p>[x](/chat/main)</p>\n"),
         ("[x](file:///etc/passwd)", "<p>[x](file:///etc/passwd)</p>\n"),
+        ("[x]() ![i]()", "<p><a>x</a> <a>i</a></p>\n"),
     ],
 )
 def test_common_markup(text: str, html: str) -> None:

@@ -33,9 +33,9 @@ from tests.platforms.local.harness import LocalHarness, Screen
 
 
 @pytest.fixture
-async def local(tmp_path: Path, intake: RecordingIntake) -> AsyncIterator[LocalHarness]:
+async def local(tmp_path: Path) -> AsyncIterator[LocalHarness]:
     made = LocalHarness(tmp_path, max_file_bytes=10_000, max_characters=5_000)
-    async with made as harness, running(harness.adapter, intake):
+    async with made as harness, harness.running():
         await harness.sign_in()
         yield harness
 
@@ -51,36 +51,36 @@ def spooled(tmp_path: Path) -> list[Path]:
 # ---- writing -------------------------------------------------------------------------------------------------
 
 
-async def test_a_message_is_answered_only_after_it_is_stored(local: LocalHarness, intake: RecordingIntake) -> None:
-    intake.gate.clear()
+async def test_a_message_is_answered_only_after_it_is_stored(local: LocalHarness) -> None:
+    local.intake.gate.clear()
     posting = asyncio.create_task(local.post({"text": "keep me", "client_id": new_id()}))
-    await eventually(lambda: bool(intake.offered), "the message is on its way")
+    await eventually(lambda: bool(local.intake.offered), "the message is on its way")
     assert not posting.done()
     assert (await local.screen()).entries == []
-    intake.gate.set()
+    local.intake.gate.set()
     status, body = await posting
-    assert status == 200
-    assert [entry.text for entry in Screen(body).of("person")] == ["keep me"]
+    assert (status, [entry.text for entry in Screen(body).of("person")]) == (200, ["keep me"])
 
 
-async def test_a_double_submit_is_one_message_with_one_entry(local: LocalHarness, intake: RecordingIntake) -> None:
+async def test_a_double_submit_is_one_message_with_one_entry(local: LocalHarness) -> None:
     fields = {"text": "once", "client_id": new_id()}
-    answers = await asyncio.gather(*(local.post(fields) for _ in range(5)))
-    assert {status for status, _ in answers} == {200}
-    assert [message.text for message in intake.messages] == ["once"]
-    assert len(set(intake.offered)) == 1
+    assert {status for status, _ in await asyncio.gather(*(local.post(fields) for _ in range(5)))} == {200}
+    assert (local.intake.texts, len(set(local.intake.offered))) == (["once"], 1)
     assert [entry.text for entry in (await local.screen()).entries] == ["once"]
 
 
-async def test_the_same_id_in_another_chat_is_another_message(local: LocalHarness, intake: RecordingIntake) -> None:
+async def test_the_same_id_in_another_chat_is_another_message(local: LocalHarness) -> None:
     fields = {"text": "hello", "client_id": new_id()}
     await local.post(fields)
     await local.post(fields, name="other")
-    assert [message.chat.name for message in intake.messages] == ["local:main", "local:other"]
+    assert [message.chat.name for message in local.intake.messages] == ["local:main", "local:other"]
+    assert [[entry.text for entry in (await local.screen(name)).entries] for name in ("main", "other")] == [
+        ["hello"]
+    ] * 2
 
 
-async def test_a_message_that_cannot_be_stored_gets_no_entry(local: LocalHarness, intake: RecordingIntake) -> None:
-    intake.refusals = 1
+async def test_a_message_that_cannot_be_stored_gets_no_entry(local: LocalHarness) -> None:
+    local.intake.refusals = 1
     status, body = await local.post({"text": "keep me", "client_id": new_id()}, files=[("a.txt", b"x")])
     assert status == 503
     assert "try again" in body
@@ -96,10 +96,8 @@ async def test_an_unreadable_history_gets_a_sentence_without_your_text(local: Lo
     assert "Your text" not in body
 
 
-async def test_files_of_a_message_that_was_not_stored_are_dropped(
-    local: LocalHarness, intake: RecordingIntake, tmp_path: Path
-) -> None:
-    intake.refusals = 1
+async def test_files_of_a_message_that_was_not_stored_are_dropped(local: LocalHarness, tmp_path: Path) -> None:
+    local.intake.refusals = 1
     await local.post({"text": "", "client_id": new_id()}, files=[("a.txt", b"x")])
     assert spooled(tmp_path) == []
 
@@ -116,12 +114,12 @@ async def test_files_of_a_message_that_was_not_stored_are_dropped(
     ],
 )
 async def test_an_invalid_message_gets_one_helpful_sentence(
-    local: LocalHarness, intake: RecordingIntake, fields: dict[str, str], status: int, sentence: str
+    local: LocalHarness, fields: dict[str, str], status: int, sentence: str
 ) -> None:
     got, body = await local.post(fields)
     assert got == status
     assert sentence in body
-    assert intake.offered == []
+    assert local.intake.offered == []
 
 
 @pytest.mark.parametrize(
@@ -137,18 +135,16 @@ async def test_an_invalid_message_gets_one_helpful_sentence(
     ],
 )
 async def test_malformed_forms_are_refused_without_a_stack_trace(
-    local: LocalHarness, intake: RecordingIntake, content_type: str, body: bytes
+    local: LocalHarness, content_type: str, body: bytes
 ) -> None:
     headers = local.headers({"Content-Type": content_type})
     async with local.browser.post(f"{local.root}/chat/main/messages", data=io.BytesIO(body), headers=headers) as answer:
         assert 400 <= answer.status < 500
         assert "Traceback" not in await answer.text()
-    assert intake.offered == []
+    assert local.intake.offered == []
 
 
-async def test_endless_fields_are_refused_quickly_without_using_memory(
-    local: LocalHarness, intake: RecordingIntake
-) -> None:
+async def test_endless_fields_are_refused_quickly_without_using_memory(local: LocalHarness) -> None:
     """A body without a length once made the gateway keep 780 MB of fields, each with another name."""
 
     async def fields(name: Callable[[int], str]) -> AsyncIterator[bytes]:
@@ -170,12 +166,12 @@ async def test_endless_fields_are_refused_quickly_without_using_memory(
         finally:
             tracemalloc.stop()
         assert peak < 32_000_000
-    assert intake.offered == []
+    assert local.intake.offered == []
 
 
-async def test_text_is_stored_as_written(local: LocalHarness, intake: RecordingIntake) -> None:
+async def test_text_is_stored_as_written(local: LocalHarness) -> None:
     await local.write("    indented\r\n\tcode <b>&amp;</b>\n\n")
-    assert intake.messages[0].text == "    indented\n\tcode <b>&amp;</b>"
+    assert local.intake.messages[0].text == "    indented\n\tcode <b>&amp;</b>"
     assert [entry.text for entry in (await local.screen()).entries] == ["    indented\n\tcode <b>&amp;</b>"]
 
 
@@ -193,27 +189,23 @@ async def test_text_is_stored_as_written(local: LocalHarness, intake: RecordingI
     ],
 )
 async def test_a_file_is_spooled_under_a_random_name(
-    local: LocalHarness, intake: RecordingIntake, tmp_path: Path, sent_name: str, name: str, kind: AttachmentKind
+    local: LocalHarness, tmp_path: Path, sent_name: str, name: str, kind: AttachmentKind
 ) -> None:
     await local.write("look", files=[(sent_name, b"content")])
-    [attachment] = intake.messages[0].attachments
+    [attachment] = local.intake.messages[0].attachments
     assert (attachment.name, attachment.size_bytes, attachment.kind) == (name, 7, kind)
     [path] = spooled(tmp_path)
-    assert path.name == attachment.file_ref
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert (path.name, path.stat().st_mode & 0o777) == (attachment.file_ref, 0o600)
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert (await local.screen()).entries[0].files == [name]
 
 
-async def test_a_file_over_the_limit_gets_a_sentence_and_is_removed(
-    local: LocalHarness, intake: RecordingIntake, tmp_path: Path
-) -> None:
+async def test_a_file_over_the_limit_gets_a_sentence_and_is_removed(local: LocalHarness, tmp_path: Path) -> None:
     files = [("small.txt", b"x"), ("large.bin", b"x" * 10_001)]
     status, body = await local.post({"text": "both", "client_id": new_id()}, files=files)
     assert status == 413
     assert "at most 10 KB" in body
-    assert intake.offered == []
-    assert spooled(tmp_path) == []
+    assert (local.intake.offered, spooled(tmp_path)) == ([], [])
 
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_read(local: LocalHarness, tmp_path: Path) -> None:
@@ -280,23 +272,14 @@ async def test_only_spooled_files_can_be_fetched(local: LocalHarness, tmp_path: 
         await local.adapter.download(attachment, tmp_path / "target", max_bytes=10**9)
 
 
-async def test_an_unwritable_target_is_a_retryable_error(
-    local: LocalHarness, intake: RecordingIntake, tmp_path: Path
-) -> None:
+async def test_an_unwritable_target_is_a_retryable_error(local: LocalHarness, tmp_path: Path) -> None:
     await local.write_with_file("notes.txt", b"x")
-    [attachment] = intake.messages[0].attachments
+    [attachment] = local.intake.messages[0].attachments
     with pytest.raises(PlatformUnavailable):
         await local.adapter.download(attachment, tmp_path / "missing" / "target", max_bytes=100)
 
 
 # ---- chats ---------------------------------------------------------------------------------------------------
-
-
-async def test_chats_are_kept_apart(local: LocalHarness, intake: RecordingIntake) -> None:
-    await local.write("in main")
-    await local.write("in travel", name="travel")
-    assert [message.chat.name for message in intake.messages] == ["local:main", "local:travel"]
-    assert [entry.text for entry in (await local.screen("travel")).entries] == ["in travel"]
 
 
 @pytest.mark.parametrize("name", ["UPPER", "-dash", "a" * 33, "a%2Fb", "a.b", "Ä", "a%20b", "%E2%80%AEx"])
@@ -320,12 +303,12 @@ async def test_a_chat_name_in_an_address_is_checked(local: LocalHarness, name: s
         ("\u202eevil", "/chat/evil"),
     ],
 )
-async def test_a_typed_name_becomes_a_chat(local: LocalHarness, intake: RecordingIntake, typed: str, path: str) -> None:
+async def test_a_typed_name_becomes_a_chat(local: LocalHarness, typed: str, path: str) -> None:
     async with local.browser.get(f"{local.root}/open", params={"name": typed}, allow_redirects=False) as answer:
         assert (answer.status, unquote(answer.headers["Location"])) == (303, path)
     name = path.removeprefix("/chat/")
     await local.write("hello", name=name)
-    assert intake.messages[0].chat.chat_ref == name
+    assert local.intake.messages[0].chat.chat_ref == name
     assert f'<span class="chat-name">{name}</span>' in await local.page(name)
 
 
@@ -385,11 +368,11 @@ async def test_the_plain_form_is_shown_as_written(local: LocalHarness) -> None:
     assert [entry.text for entry in (await local.screen()).entries] == ["*plain* <i>"]
 
 
-async def test_a_button_shows_its_label_and_sends_its_command(local: LocalHarness, intake: RecordingIntake) -> None:
+async def test_a_button_shows_its_label_and_sends_its_command(local: LocalHarness) -> None:
     buttons = (Button(label='Yes "please"', command="/approve <1>"),)
     await local.adapter.send(request(local.direct_chat, "May I?", buttons=buttons))
     await local.press('Yes "please"')
-    assert (intake.messages[0].text, intake.messages[0].via) == ("/approve <1>", InputKind.BUTTON)
+    assert (local.intake.messages[0].text, local.intake.messages[0].via) == ("/approve <1>", InputKind.BUTTON)
 
 
 async def test_a_repeated_part_is_one_entry_at_its_first_place(local: LocalHarness) -> None:
@@ -416,8 +399,7 @@ async def test_the_number_of_remembered_entries_is_limited(local: LocalHarness) 
     for number in range(80):
         await local.adapter.send(request(local.direct_chat, f"reply {number}", key=f"k{number}"))
     shown = (await local.screen()).entries
-    assert len(shown) == 50
-    assert shown[-1].text.strip() == "reply 79"
+    assert (len(shown), shown[-1].text.strip()) == (50, "reply 79")
 
 
 async def test_the_commands_are_offered_with_their_arguments(local: LocalHarness) -> None:

@@ -72,16 +72,17 @@ def _put(db: Connection, event: InboundMessage, kind: inbox.InboxKind) -> tuple[
 
 
 @pytest.fixture
-def intake() -> StoringIntake:
-    return StoringIntake()
-
-
-@pytest.fixture
-async def local(tmp_path: Path, intake: StoringIntake) -> AsyncIterator[LocalHarness]:
-    async with LocalHarness(tmp_path) as harness, running(harness.adapter, intake):
-        intake.local = harness
+async def local(tmp_path: Path) -> AsyncIterator[LocalHarness]:
+    async with storing(LocalHarness(tmp_path)) as harness, harness.running():
         await harness.sign_in()
         yield harness
+
+
+def storing(harness: LocalHarness) -> LocalHarness:
+    """Let the harness store its events."""
+    harness.intake = StoringIntake()
+    harness.intake.local = harness
+    return harness
 
 
 class Turn:
@@ -128,15 +129,20 @@ class Turn:
             await self.local.store.write(outbox.mark_sent, row.id, ref, self.local.clock.now())
 
 
-async def begin(local: LocalHarness, intake: StoringIntake, text: str) -> Turn:
+async def begin(local: LocalHarness, text: str) -> Turn:
     await local.write(text)
-    ids = [intake.inbox_id]
-    turn = await local.store.write(journal.start_turn, intake.chat_id, ids, {}, local.clock.now())
+    return await start(local)
+
+
+async def start(local: LocalHarness) -> Turn:
+    """Start the turn of the newest message."""
+    ids = [local.intake.inbox_id]
+    turn = await local.store.write(journal.start_turn, local.intake.chat_id, ids, {}, local.clock.now())
     return Turn(local, turn)
 
 
-async def whole_turn(local: LocalHarness, intake: StoringIntake, question: str, answer: str) -> None:
-    turn = await begin(local, intake, question)
+async def whole_turn(local: LocalHarness, question: str, answer: str) -> None:
+    turn = await begin(local, question)
     await turn.finish(answer)
     await turn.deliver()
 
@@ -148,11 +154,9 @@ def texts(screen: Screen) -> list[str]:
 # ---- live ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_streams_and_its_final_form_replaces_the_preview(
-    local: LocalHarness, intake: StoringIntake
-) -> None:
+async def test_an_answer_streams_and_its_final_form_replaces_the_preview(local: LocalHarness) -> None:
     async with local.opened() as page:
-        turn = await begin(local, intake, "why?")
+        turn = await begin(local, "why?")
         assert "why?" in (await page.next()).data
         await turn.show("Bec")
         preview = Screen((await page.next()).data).of("preview")[0]
@@ -165,7 +169,7 @@ async def test_an_answer_streams_and_its_final_form_replaces_the_preview(
     assert (again.text.strip(), final.text.strip()) == ("Because", "Because so")
 
 
-async def test_a_long_answer_is_rendered_in_a_thread(local: LocalHarness, intake: StoringIntake) -> None:
+async def test_a_long_answer_is_rendered_in_a_thread(local: LocalHarness) -> None:
     beats = 0
 
     async def beat() -> None:
@@ -175,7 +179,7 @@ async def test_a_long_answer_is_rendered_in_a_thread(local: LocalHarness, intake
             beats += 1
 
     async with local.opened() as page:
-        turn = await begin(local, intake, "why?")
+        turn = await begin(local, "why?")
         await page.next()
         heart = asyncio.create_task(beat())
         await turn.show("a [b](http://c.d) **e**\n\n" * 4_000)
@@ -195,8 +199,8 @@ async def test_typing_is_shown_and_ends_with_the_answer(local: LocalHarness) -> 
     assert "Hermes is writing" not in ended
 
 
-async def test_a_tool_call_shows_while_it_runs_and_when_it_is_done(local: LocalHarness, intake: StoringIntake) -> None:
-    turn = await begin(local, intake, "look it up")
+async def test_a_tool_call_shows_while_it_runs_and_when_it_is_done(local: LocalHarness) -> None:
+    turn = await begin(local, "look it up")
     async with local.opened() as page:
         await turn.show("Let me look.")
         assert Screen(await page.until("Let me look.")).of("preview")
@@ -210,24 +214,21 @@ async def test_a_tool_call_shows_while_it_runs_and_when_it_is_done(local: LocalH
         assert "m12: the plan" in await page.until("done")
 
 
-async def test_a_tool_call_that_failed_does_not_say_done(local: LocalHarness, intake: StoringIntake) -> None:
-    turn = await begin(local, intake, "look it up")
+async def test_a_tool_call_that_failed_does_not_say_done(local: LocalHarness) -> None:
+    turn = await begin(local, "look it up")
     await turn.finish_tool(await turn.call_tool("Let me look."), "no such file", ToolRunState.FAILED)
     [call] = (await local.screen()).of("tool")
     assert "failed" in call.text
     assert "done" not in call.text
 
 
-async def test_a_message_sent_during_an_answer_is_shown_below_it_as_queued(
-    local: LocalHarness, intake: StoringIntake
-) -> None:
+async def test_a_message_sent_during_an_answer_is_shown_below_it_as_queued(local: LocalHarness) -> None:
     async with local.opened() as page:
-        turn = await begin(local, intake, "first question")
+        turn = await begin(local, "first question")
         await turn.show("first")
         await page.until("first question")
         await local.write("second question")
-        waiting = Screen(await page.until("second question")).of("person")[-1]
-        assert "waiting" in waiting.classes
+        assert "waiting" in Screen(await page.until("second question")).of("person")[-1].classes
         await turn.show("first answer")
         screen = await local.screen()
         assert texts(screen) == ["first question", "first answer", "second question"], "also after a reload"
@@ -237,39 +238,30 @@ async def test_a_message_sent_during_an_answer_is_shown_below_it_as_queued(
         await turn.deliver()
         begun = Screen(await page.until('class="entry person"')).of("person")[-1]
         assert (begun.text, "waiting" in begun.classes) == ("second question", False)
-    ids = [intake.inbox_id]
-    next_turn = await local.store.write(journal.start_turn, intake.chat_id, ids, {}, local.clock.now())
-    await local.store.write(
-        journal.finish_turn,
-        next_turn,
-        journal.ModelAnswer(text="second answer", call=CALL, reported_prompt_tokens=None),
-        local.clock.now(),
-    )
-    await Turn(local, next_turn).deliver()
+    next_turn = await start(local)
+    await next_turn.finish("second answer")
+    await next_turn.deliver()
     said = ["first question", "first answer", "second question", "second answer"]
     assert texts(await local.screen()) == said
     local.adapter = local.another_adapter()
-    async with running(local.adapter, intake):
+    async with local.running():
         assert texts(await local.screen()) == said, "and after a restart, when only the store knows"
         assert "waits" not in await local.page()
 
 
-async def test_a_queued_message_is_shown_below_the_error_of_its_predecessor(
-    local: LocalHarness, intake: StoringIntake
-) -> None:
-    turn = await begin(local, intake, "first question")
+async def test_a_queued_message_is_shown_below_the_error_of_its_predecessor(local: LocalHarness) -> None:
+    turn = await begin(local, "first question")
     await local.write("second question")
     await local.store.write(journal.fail_turn, turn.turn, "broken", "That did not work.", local.clock.now())
     await turn.deliver(is_notice=True)
-    ids = [intake.inbox_id]
-    await local.store.write(journal.start_turn, intake.chat_id, ids, {}, local.clock.now())
+    await start(local)
     assert texts(await local.screen()) == ["first question", "That did not work.", "second question"]
 
 
-async def test_a_command_that_runs_during_an_answer_does_not_wait(local: LocalHarness, intake: StoringIntake) -> None:
-    turn = await begin(local, intake, "first question")
+async def test_a_command_that_runs_during_an_answer_does_not_wait(local: LocalHarness) -> None:
+    turn = await begin(local, "first question")
     await turn.show("first")
-    intake.kind = inbox.InboxKind.COMMAND
+    local.intake.kind = inbox.InboxKind.COMMAND
     async with local.opened() as page:
         await local.write("/status")
         assert "waiting" not in Screen(await page.until("/status")).of("person")[-1].classes
@@ -308,11 +300,9 @@ async def test_a_reconnecting_page_gets_the_events_it_missed(local: LocalHarness
     assert "heard" not in event
 
 
-async def test_a_title_reaches_open_pages(
-    local: LocalHarness, intake: StoringIntake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_title_reaches_open_pages(local: LocalHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "PING_SECONDS", 0.05)
-    await whole_turn(local, intake, "where to?", "to Rome")
+    await whole_turn(local, "where to?", "to Rome")
     async with local.opened() as page:
         [(session_id,)] = await local.store.read(lambda db: db.execute("SELECT id FROM sessions").fetchall())
         await local.store.write(sessions.set_title, session_id, "A week in Rome")
@@ -374,14 +364,14 @@ async def test_streams_end_with_the_adapter_and_continue_in_the_next_run(tmp_pat
 # ---- after a reload ------------------------------------------------------------------------------------------
 
 
-async def test_a_reload_shows_the_conversation_from_the_store(local: LocalHarness, intake: StoringIntake) -> None:
-    turn = await begin(local, intake, "look it up")
+async def test_a_reload_shows_the_conversation_from_the_store(local: LocalHarness) -> None:
+    turn = await begin(local, "look it up")
     await turn.finish_tool(await turn.call_tool("Let me look."), "m12: the plan")
     await turn.finish("It is **there**.")
     await turn.deliver()
     live = [entry.ref for entry in (await local.screen()).of("person", "answer")]
     local.adapter = local.another_adapter()
-    async with running(local.adapter, intake):
+    async with local.running():
         screen = await local.screen()
     assert [entry.kind for entry in screen.entries] == ["person", "aside", "tool", "answer"]
     assert [entry.ref for entry in screen.of("person", "answer")] == live
@@ -392,15 +382,13 @@ async def test_a_reload_shows_the_conversation_from_the_store(local: LocalHarnes
 
 
 async def test_commands_and_their_replies_keep_their_place_after_a_restart(tmp_path: Path) -> None:
-    async with LocalHarness(tmp_path) as local:
-        intake = StoringIntake()
-        intake.local = local
-        async with running(local.adapter, intake):
+    async with storing(LocalHarness(tmp_path)) as local:
+        async with local.running():
             await local.sign_in()
             port = int(local.root.rsplit(":", 1)[1])
-            await whole_turn(local, intake, "first question", "first answer")
+            await whole_turn(local, "first question", "first answer")
             commands = RecordingIntake()
-            intake.accept = commands.accept  # type: ignore[method-assign]  # a command starts no turn
+            local.intake.accept = commands.accept  # type: ignore[method-assign]  # a command starts no turn
             await local.write("/status")
             buttons = (Button(label="Again", command="/status"),)
             await local.adapter.send(request(local.direct_chat, "All is **well**.", key="k1", buttons=buttons))
@@ -416,26 +404,24 @@ async def test_commands_and_their_replies_keep_their_place_after_a_restart(tmp_p
         assert "first answer" not in note, "the transcript has it"
 
 
-async def test_a_note_of_another_version_is_ignored(tmp_path: Path, intake: StoringIntake) -> None:
+async def test_a_note_of_another_version_is_ignored(tmp_path: Path) -> None:
     async with LocalHarness(tmp_path) as local:
         await local.store.write(save_note, "local.remembered", '{"main": [{"kind": "from the future"}]}')
-        async with running(local.adapter, intake):
+        async with local.running():
             await local.sign_in()
             assert texts(await local.screen()) == []
 
 
-async def test_queued_messages_are_shown_after_a_restart(local: LocalHarness, intake: StoringIntake) -> None:
+async def test_queued_messages_are_shown_after_a_restart(local: LocalHarness) -> None:
     await local.write("still waiting")
     local.adapter = local.another_adapter()
-    async with running(local.adapter, intake):
+    async with local.running():
         assert texts(await local.screen()) == ["still waiting"]
 
 
 @pytest.mark.parametrize("moment", ["owed", "sent, not noted", "noted"])
-async def test_an_answer_is_shown_once_at_every_moment_of_its_delivery(
-    local: LocalHarness, intake: StoringIntake, moment: str
-) -> None:
-    turn = await begin(local, intake, "why?")
+async def test_an_answer_is_shown_once_at_every_moment_of_its_delivery(local: LocalHarness, moment: str) -> None:
+    turn = await begin(local, "why?")
     await turn.show("Bec")
     await turn.finish("Because")
     if moment != "owed":
@@ -449,28 +435,20 @@ async def test_an_answer_is_shown_once_at_every_moment_of_its_delivery(
         assert texts(await local.screen()) == ["why?", "Because"]
 
 
-async def test_earlier_conversations_are_shown_above_a_divider(local: LocalHarness, intake: StoringIntake) -> None:
-    await whole_turn(local, intake, "first question", "first answer")
-    await local.store.write(sessions.reset, intake.chat_id, local.clock.now())
-    await whole_turn(local, intake, "second question", "second answer")
+@pytest.mark.parametrize("is_same_millisecond", [False, True])
+async def test_earlier_conversations_are_shown_above_a_divider(local: LocalHarness, is_same_millisecond: bool) -> None:
+    await whole_turn(local, "first question", "first answer")
+    await local.store.write(sessions.reset, local.intake.chat_id, local.clock.now())
+    if is_same_millisecond:
+        local.clock = SetClock(local.clock.now() + 60_000)
+    await whole_turn(local, "second question", "second answer")
     screen = await local.screen()
     assert [entry.kind for entry in screen.entries] == ["person", "answer", "divider", "person", "answer"]
     assert texts(screen)[0] == "first question"
 
 
-async def test_an_answer_within_the_same_millisecond_is_shown_below_its_question(
-    local: LocalHarness, intake: StoringIntake
-) -> None:
-    await whole_turn(local, intake, "first question", "first answer")
-    await local.store.write(sessions.reset, intake.chat_id, local.clock.now())
-    local.clock = SetClock(local.clock.now() + 60_000)
-    await whole_turn(local, intake, "second question", "second answer")
-    screen = await local.screen()
-    assert [entry.kind for entry in screen.entries] == ["person", "answer", "divider", "person", "answer"]
-
-
-async def test_undone_messages_stay_and_are_marked(local: LocalHarness, intake: StoringIntake) -> None:
-    await whole_turn(local, intake, "a slip", "an answer to it")
+async def test_undone_messages_stay_and_are_marked(local: LocalHarness) -> None:
+    await whole_turn(local, "a slip", "an answer to it")
 
     def undo(db: Connection) -> None:
         [(session_id, message_id)] = db.execute("SELECT session_id, id FROM messages WHERE text = 'a slip'").fetchall()
@@ -483,20 +461,18 @@ async def test_undone_messages_stay_and_are_marked(local: LocalHarness, intake: 
     assert "undone" not in answer.classes
 
 
-async def test_a_stopped_answer_is_marked(local: LocalHarness, intake: StoringIntake) -> None:
-    turn = await begin(local, intake, "a long story")
+async def test_a_stopped_answer_is_marked(local: LocalHarness) -> None:
+    turn = await begin(local, "a long story")
     await turn.show("Once upon")
     await local.store.write(journal.stop_turn, turn.turn, "Once upon", "stopped", local.clock.now(), notice="(stopped)")
     await turn.deliver()
     local.adapter = local.another_adapter()
-    async with running(local.adapter, intake):
+    async with local.running():
         assert "stopped" in await local.page()
 
 
-async def test_a_long_chat_is_read_page_by_page_without_gap_or_repeat(
-    local: LocalHarness, intake: StoringIntake
-) -> None:
-    turn = await begin(local, intake, "message 0")
+async def test_a_long_chat_is_read_page_by_page_without_gap_or_repeat(local: LocalHarness) -> None:
+    turn = await begin(local, "message 0")
     count = PAGE_ROWS * 2 + 10
 
     def fill(db: Connection) -> None:
@@ -518,10 +494,8 @@ async def test_a_long_chat_is_read_page_by_page_without_gap_or_repeat(
     assert seen == [*(f"message {number}" for number in range(count)), "that was a lot"]
 
 
-async def test_a_call_on_an_earlier_page_than_its_result_is_shown_as_done(
-    local: LocalHarness, intake: StoringIntake
-) -> None:
-    turn = await begin(local, intake, "look it up")
+async def test_a_call_on_an_earlier_page_than_its_result_is_shown_as_done(local: LocalHarness) -> None:
+    turn = await begin(local, "look it up")
     await turn.finish_tool(await turn.call_tool("Let me look."), "m12: the plan")
     await turn.finish("found")
     await turn.deliver()
@@ -542,8 +516,8 @@ async def test_a_call_on_an_earlier_page_than_its_result_is_shown_as_done(
     assert "running" not in call.text
 
 
-async def test_a_notice_is_on_the_page_of_its_time(local: LocalHarness, intake: StoringIntake) -> None:
-    await whole_turn(local, intake, "hello", "good day")
+async def test_a_notice_is_on_the_page_of_its_time(local: LocalHarness) -> None:
+    await whole_turn(local, "hello", "good day")
     await local.adapter.send(request(local.direct_chat, "that is what was used"))
 
     def fill(db: Connection) -> None:
@@ -557,20 +531,19 @@ async def test_a_notice_is_on_the_page_of_its_time(local: LocalHarness, intake: 
     html = await local.page()
     assert "that is what was used" not in html
     [earlier] = re.findall(r"/chat/main(/earlier\?before=\d+)", html)
-    shown = texts(Screen(await local.page("main", earlier)))
-    assert shown == ["hello", "good day", "that is what was used"]
+    assert texts(Screen(await local.page("main", earlier))) == ["hello", "good day", "that is what was used"]
 
 
-async def test_long_arguments_of_a_call_are_shortened(local: LocalHarness, intake: StoringIntake) -> None:
-    turn = await begin(local, intake, "look it up")
+async def test_long_arguments_of_a_call_are_shortened(local: LocalHarness) -> None:
+    turn = await begin(local, "look it up")
     await turn.call_tool("Let me look.", "\n" * 3_000_000)
     html = await local.page()
     assert "(3,000,000 characters in total)" in html
     assert len(html) < 50_000
 
 
-async def test_text_next_to_calls_is_rendered_once(local: LocalHarness, intake: StoringIntake) -> None:
-    turn = await begin(local, intake, "look it up")
+async def test_text_next_to_calls_is_rendered_once(local: LocalHarness) -> None:
+    turn = await begin(local, "look it up")
     async with local.opened():
         for number in range(40):
             await turn.call_tool(f"{number} {'*word* ' * 100}")

@@ -41,8 +41,7 @@ def read_one(**fields: Any) -> InboundMessage:
 
 def test_a_private_message_has_every_field() -> None:
     received = read_one(text="hello")
-    assert received.event_ref == "123456:m:42:7"
-    assert received.chat.name == "telegram:42"
+    assert (received.event_ref, received.chat.name) == ("123456:m:42:7", "telegram:42")
     assert received.chat_kind is ChatKind.DIRECT
     assert (received.sender.ref, received.sender.name, received.sender.is_bot) == ("telegram:42", "Ada L", False)
     assert (received.message_ref, received.sent_at) == ("7", 1_700_000_000_000)
@@ -283,15 +282,13 @@ def test_the_sender_of_an_anonymous_admin_is_the_chat() -> None:
 
 
 def test_another_bot_is_marked_as_one() -> None:
-    received = read_one(chat=GROUP, **{"from": {**US, "id": 9}})
-    assert received.sender.is_bot
+    assert read_one(chat=GROUP, **{"from": {**US, "id": 9}}).sender.is_bot
 
 
 def test_an_edit_carries_the_new_text_and_its_time() -> None:
     received = read("edited_message", text="/title@our_bot New", chat=GROUP, edit_date=1_700_000_100)
     assert isinstance(received, EditEvent)
-    assert (received.text, received.message_ref) == ("/title New", "7")
-    assert received.sent_at == 1_700_000_100_000
+    assert (received.text, received.message_ref, received.sent_at) == ("/title New", "7", 1_700_000_100_000)
 
 
 @pytest.mark.parametrize(

@@ -99,5 +99,4 @@ def test_any_text_and_name_are_read_the_same_way(text: str, name: str, last: str
     raw: dict[str, Any] = orjson.loads(orjson.dumps(COLLECTED[0]))
     person = raw["message"]["from"]
     raw["message"]["text"], person["first_name"], person["last_name"] = text, name, last
-    plain = claim_equal_or_declined(raw)
-    assert (plain is not None) == bool(name)
+    assert (claim_equal_or_declined(raw) is not None) == bool(name)

@@ -29,62 +29,52 @@ async def polls(telegram: TelegramHarness) -> int:
     return len(await telegram.calls("getUpdates"))
 
 
-async def test_pending_updates_are_not_dropped_at_the_first_start(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
-    for number in range(6):
-        await telegram.write(f"message {number}")
-    async with running(telegram.adapter, intake):
-        await intake.wait_for(6)
-    assert [message.text for message in intake.messages] == [f"message {number}" for number in range(6)]
-
-
-async def test_an_update_is_acknowledged_only_after_its_commit(live: TelegramHarness, intake: RecordingIntake) -> None:
-    intake.gate.clear()
+async def test_an_update_is_acknowledged_only_after_its_commit(live: TelegramHarness) -> None:
+    live.intake.gate.clear()
     await live.write("slow to store")
-    await eventually(lambda: bool(intake.offered), "the update was offered")
+    await eventually(lambda: bool(live.intake.offered), "the update was offered")
     [pending] = [bot["pending"] for bot in (await live.get("state"))["bots"]]
     assert len(pending) == 1, "Telegram still holds what is not stored"
-    intake.gate.set()
-    await intake.wait_for(1)
+    live.intake.gate.set()
+    await live.intake.wait_for(1)
     await live.write("another")
-    await intake.wait_for(2)
-    assert len(intake.offered) == 2, "what was acknowledged does not come again"
+    await live.intake.wait_for(2)
+    assert len(live.intake.offered) == 2, "what was acknowledged does not come again"
 
 
-async def test_an_update_that_was_not_stored_comes_again_in_the_next_run(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
-    async with running(telegram.adapter, intake):
-        intake.gate.clear()
+async def test_an_update_that_was_not_stored_comes_again_in_the_next_run(telegram: TelegramHarness) -> None:
+    async with telegram.running():
+        telegram.intake.gate.clear()
         for number in range(3):
             await telegram.write(f"message {number}")
-        await eventually(lambda: bool(intake.offered), "the first update was offered")
-    assert intake.messages == []
-    intake.gate.set()
-    async with running(telegram.another_adapter(), intake):
-        await intake.wait_for(3)
-    assert [message.text for message in intake.messages] == [f"message {number}" for number in range(3)]
-    assert intake.offered[0] == intake.messages[0].event_ref, "the same update keeps its key across a restart"
+        await eventually(lambda: bool(telegram.intake.offered), "the first update was offered")
+    assert telegram.intake.messages == []
+    telegram.intake.gate.set()
+    async with running(telegram.another_adapter(), telegram.intake):
+        await telegram.intake.wait_for(3)
+    assert telegram.intake.texts == [f"message {number}" for number in range(3)]
+    assert telegram.intake.offered[0] == telegram.intake.messages[0].event_ref, (
+        "the same update keeps its key across a restart"
+    )
 
 
-async def test_a_failing_database_loses_no_update(live: TelegramHarness, intake: RecordingIntake) -> None:
-    intake.refusals = 4
+async def test_a_failing_database_loses_no_update(live: TelegramHarness) -> None:
+    live.intake.refusals = 4
     with capture_logs() as logs:
         for number in range(5):
             await live.write(f"message {number}")
-        await intake.wait_for(5)
+        await live.intake.wait_for(5)
         await eventually(lambda: live.adapter.health().is_ready, "healthy again")
     assert any("could not be stored" in line["detail"] for line in logs if line["event"] == "telegram.poll_failed")
-    assert [message.text for message in intake.messages] == [f"message {number}" for number in range(5)]
+    assert live.intake.texts == [f"message {number}" for number in range(5)]
 
 
-async def test_an_unreadable_update_does_not_block_later_ones(live: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_an_unreadable_update_does_not_block_later_ones(live: TelegramHarness) -> None:
     with capture_logs() as logs:
         await live.post("update", {"update": {"message": {"message_id": "?", "chat": {}}}})
         await live.write("after the strange one")
-        await intake.wait_for(1)
-    assert [message.text for message in intake.messages] == ["after the strange one"]
+        await live.intake.wait_for(1)
+    assert live.intake.texts == ["after the strange one"]
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.skipped"]
 
 
@@ -94,14 +84,12 @@ def written(text: str, **more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("date", [10**18, -(10**18), 10**400, 1e300], ids=range(4))
-async def test_an_update_with_an_impossible_time_is_skipped_and_logged_once(
-    live: TelegramHarness, intake: RecordingIntake, date: float
-) -> None:
+async def test_an_update_with_an_impossible_time_is_skipped_and_logged_once(live: TelegramHarness, date: float) -> None:
     with capture_logs() as logs:
         await live.post("update", {"update": {"message": written("poison", date=date)}})
         await live.write("after the strange one")
-        await intake.wait_for(1)
-    assert [message.text for message in intake.messages] == ["after the strange one"]
+        await live.intake.wait_for(1)
+    assert live.intake.texts == ["after the strange one"]
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.skipped"]
 
 
@@ -130,7 +118,6 @@ GIVEN = {**EARLIER, "unique_gift": GIFT}
 )  # fmt: skip
 async def test_only_unreadable_parts_of_an_update_are_left_out(
     live: TelegramHarness,
-    intake: RecordingIntake,
     fields: dict[str, object],
     text: str,
     name: str | None,
@@ -141,7 +128,7 @@ async def test_only_unreadable_parts_of_an_update_are_left_out(
     with capture_logs() as logs:
         await live.post("update", {"update": {"message": raw}})
         await live.write("after it")
-        [received, _] = await intake.wait_for(2)
+        [received, _] = await live.intake.wait_for(2)
     assert (received.text, received.sender.ref, received.words_by is not None) == (
         text,
         f"telegram:{PERSON}",
@@ -162,32 +149,28 @@ async def test_only_unreadable_parts_of_an_update_are_left_out(
         {"video_chat_scheduled": {"start_date": 1}, "overview": {"title": "words about it"}},
     ],
 )
-async def test_service_messages_of_unknown_form_stay_silent(
-    live: TelegramHarness, intake: RecordingIntake, fields: dict[str, object]
-) -> None:
+async def test_service_messages_of_unknown_form_stay_silent(live: TelegramHarness, fields: dict[str, object]) -> None:
     await live.post("update", {"update": {"message": {**EARLIER, **fields}}})
     await live.write("after it")
-    await intake.wait_for(1)
-    assert [message.text for message in intake.messages] == ["after it"]
+    await live.intake.wait_for(1)
+    assert live.intake.texts == ["after it"]
 
 
-async def test_an_unpaired_surrogate_in_one_update_does_not_lose_its_batch(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
+async def test_an_unpaired_surrogate_in_one_update_does_not_lose_its_batch(telegram: TelegramHarness) -> None:
     await telegram.write("before")
     await telegram.post("update", {"update": {"message": written("half of \ud83d and whole \ud83d\ude00")}})
     await telegram.write("after")
-    async with running(telegram.adapter, intake):
-        await intake.wait_for(3)
-    assert [message.text for message in intake.messages] == ["before", "half of \ufffd and whole 😀", "after"]
+    async with telegram.running():
+        await telegram.intake.wait_for(3)
+    assert telegram.intake.texts == ["before", "half of \ufffd and whole 😀", "after"]
 
 
-async def test_an_album_is_addressed_like_its_caption(live: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_an_album_is_addressed_like_its_caption(live: TelegramHarness) -> None:
     captions = ("@lab_gateway_bot our trip", "", "")
     for album, caption in ((album, caption) for album in ("ours", "theirs") for caption in captions):
         spoken = caption if album == "ours" else caption.removeprefix("@lab_gateway_bot ")
         await live.message(chat_id=GROUP, user_id=PERSON, media="photo", caption=spoken, media_group_id=album)
-    heard = await intake.wait_for(6)
+    heard = await live.intake.wait_for(6)
     assert [message.is_addressed for message in heard] == [True] * 3 + [False] * 3
 
 
@@ -197,11 +180,11 @@ async def test_other_kinds_of_updates_are_not_requested(live: TelegramHarness) -
     assert bot["allowed_updates"] == ["callback_query", "edited_message", "message", "my_chat_member"]
 
 
-async def test_there_is_never_more_than_one_poll_in_flight(telegram: TelegramHarness, intake: RecordingIntake) -> None:
-    async with running(telegram.another_adapter(poll_seconds=0.1), intake):
+async def test_there_is_never_more_than_one_poll_in_flight(telegram: TelegramHarness) -> None:
+    async with running(telegram.another_adapter(poll_seconds=0.1), telegram.intake):
         for number in range(10):
             await telegram.write(f"message {number}")
-            await intake.wait_for(number + 1)
+            await telegram.intake.wait_for(number + 1)
         await asyncio.sleep(0.3)  # two quiet polls
         rows = await telegram.calls("getUpdates")
     assert len(rows) >= 10
@@ -209,39 +192,37 @@ async def test_there_is_never_more_than_one_poll_in_flight(telegram: TelegramHar
         assert later["started"] >= earlier["t"]
 
 
-async def test_running_twice_at_once_is_refused(live: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_running_twice_at_once_is_refused(live: TelegramHarness) -> None:
     with pytest.raises(RuntimeError):
-        await live.adapter.run(intake)
+        await live.adapter.run(live.intake)
     assert live.adapter.health().is_ready
 
 
-async def test_a_black_holed_poll_is_noticed_and_its_connection_replaced(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
+async def test_a_black_holed_poll_is_noticed_and_its_connection_replaced(telegram: TelegramHarness) -> None:
     adapter = telegram.another_adapter(**IMPATIENT)
-    async with running(adapter, intake):
+    async with running(adapter, telegram.intake):
         await telegram.fault(match="getUpdates", kind="hang", times=2)
         await eventually(lambda: not adapter.health().is_ready, "the stall shows")
         assert adapter.health().state in (AdapterState.STALLED, AdapterState.BACKING_OFF)
         await telegram.write("are you deaf?")
-        await intake.wait_for(1)
+        await telegram.intake.wait_for(1)
         await eventually(lambda: adapter.health().is_ready, "ready again")
 
 
-async def test_a_hanging_store_shows_as_no_progress(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_a_hanging_store_shows_as_no_progress(telegram: TelegramHarness) -> None:
     adapter = telegram.another_adapter(**IMPATIENT)
-    async with running(adapter, intake):
-        intake.gate.clear()
+    async with running(adapter, telegram.intake):
+        telegram.intake.gate.clear()
         await telegram.write("never stored")
         await eventually(lambda: adapter.health().state is AdapterState.STALLED, "the silence shows")
         assert "no progress" in adapter.health().detail
-        intake.gate.set()
+        telegram.intake.gate.set()
         await eventually(lambda: adapter.health().is_ready, "ready again")
 
 
-async def test_sending_works_while_polling_is_stalled(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_sending_works_while_polling_is_stalled(telegram: TelegramHarness) -> None:
     adapter = telegram.another_adapter(**IMPATIENT)
-    async with running(adapter, intake):
+    async with running(adapter, telegram.intake):
         await telegram.fault(match="getUpdates", kind="hang", times=-1)
         await eventually(lambda: adapter.health().state is AdapterState.STALLED, "the stall shows")
         await adapter.send(request(telegram.direct_chat, "still talking"))
@@ -257,39 +238,37 @@ def test_the_default_timeouts_keep_the_promises() -> None:
 
 
 @pytest.mark.parametrize("kind", ["reset", "garbage", "500", "502"])
-async def test_polling_continues_after_network_errors(
-    live: TelegramHarness, intake: RecordingIntake, kind: str
-) -> None:
+async def test_polling_continues_after_network_errors(live: TelegramHarness, kind: str) -> None:
     await live.fault(match="getUpdates", kind=kind, times=3)
     await live.write("through the storm")
-    await intake.wait_for(1)
+    await live.intake.wait_for(1)
     await eventually(lambda: live.adapter.health().is_ready, "ready again")
-    assert len(intake.offered) == 1
+    assert len(live.intake.offered) == 1
 
 
-async def test_a_dead_connection_is_replaced(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_a_dead_connection_is_replaced(telegram: TelegramHarness) -> None:
     async with Wire(telegram.server.port) as wire:
         adapter = telegram.another_adapter(base_url=wire.url, **IMPATIENT)
-        async with running(adapter, intake):
+        async with running(adapter, telegram.intake):
             wire.freeze()
             await eventually(lambda: adapter.health().state is AdapterState.STALLED, "the stall shows")
             await telegram.write("are you deaf?")
             wire.thaw()  # for new connections only
-            await intake.wait_for(1)
+            await telegram.intake.wait_for(1)
             await eventually(lambda: adapter.health().is_ready, "ready again")
 
 
-async def test_polling_continues_after_a_network_loss(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_polling_continues_after_a_network_loss(telegram: TelegramHarness) -> None:
     async with Wire(telegram.server.port) as wire:
         adapter = telegram.another_adapter(base_url=wire.url)
-        async with running(adapter, intake):
+        async with running(adapter, telegram.intake):
             wire.cut()
             await eventually(lambda: adapter.health().state is AdapterState.BACKING_OFF, "the outage shows")
             with pytest.raises(PlatformUnavailable):
                 await adapter.send(request(telegram.direct_chat, "hello?"))
             await telegram.write("written meanwhile")
             await wire.mend()
-            await intake.wait_for(1)
+            await telegram.intake.wait_for(1)
             await eventually(lambda: adapter.health().is_ready, "ready again")
             await adapter.send(request(telegram.direct_chat, "hello!"))
     assert await telegram.visible(telegram.direct_chat) == ["hello!"]
@@ -304,9 +283,7 @@ async def test_flood_control_of_polling_is_obeyed(live: TelegramHarness) -> None
     await eventually(lambda: live.adapter.health().is_ready, "ready after it")
 
 
-async def test_another_poller_is_never_fatal_and_health_names_it(
-    live: TelegramHarness, intake: RecordingIntake
-) -> None:
+async def test_another_poller_is_never_fatal_and_health_names_it(live: TelegramHarness) -> None:
     await live.fault(match="getUpdates", kind="409", times=3)
     await eventually(lambda: live.adapter.health().state is AdapterState.BACKING_OFF, "the conflict shows")
     assert "Another process uses the same bot token" in live.adapter.health().detail
@@ -314,18 +291,16 @@ async def test_another_poller_is_never_fatal_and_health_names_it(
     await asyncio.sleep(0.15)
     assert await polls(live) == before, "a conflict is not fought over"
     await live.write("after the conflict")
-    await intake.wait_for(1)
+    await live.intake.wait_for(1)
     assert live.adapter.health().is_ready
     assert "409" in live.adapter.health().detail, "a rival that takes turns stays named for a while"
 
 
-async def test_a_webhook_of_an_earlier_configuration_is_removed(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
+async def test_a_webhook_of_an_earlier_configuration_is_removed(telegram: TelegramHarness) -> None:
     await telegram.control.post(f"/bot{TOKEN}/setWebhook", json={"url": "http://127.0.0.1:9/old"})
     await telegram.write("pending behind the webhook")
-    async with running(telegram.adapter, intake):
-        await intake.wait_for(1)
+    async with telegram.running():
+        await telegram.intake.wait_for(1)
 
 
 async def test_a_wrong_token_is_fatal_and_is_not_shown(tmp_path: Path, intake: RecordingIntake) -> None:
@@ -341,10 +316,8 @@ async def test_a_wrong_token_is_fatal_and_is_not_shown(tmp_path: Path, intake: R
     assert TOKEN not in " ".join(chain)
 
 
-async def test_a_token_revoked_while_running_ends_the_adapter_with_an_error(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
-    task = asyncio.create_task(telegram.adapter.run(intake))
+async def test_a_token_revoked_while_running_ends_the_adapter_with_an_error(telegram: TelegramHarness) -> None:
+    task = asyncio.create_task(telegram.adapter.run(telegram.intake))
     await eventually(lambda: telegram.adapter.health().is_ready, "ready")
     await telegram.fault(match="getUpdates", kind="401", times=1)
     with pytest.raises(TokenRejected):
@@ -352,7 +325,7 @@ async def test_a_token_revoked_while_running_ends_the_adapter_with_an_error(
     assert telegram.adapter.health().state is AdapterState.FAILED
 
 
-async def test_a_404_from_a_proxy_does_not_reject_the_token(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_a_404_from_a_proxy_does_not_reject_the_token(telegram: TelegramHarness) -> None:
     async def not_found(request: web.Request) -> web.Response:
         return web.Response(status=404, text="<h1>404</h1>")
 
@@ -360,47 +333,44 @@ async def test_a_404_from_a_proxy_does_not_reject_the_token(telegram: TelegramHa
     app.router.add_route("*", "/{path:.*}", not_found)
     async with Server(app) as proxy:
         with pytest.raises(PlatformUnavailable):
-            await telegram.another_adapter(base_url=proxy.url).run(intake)
+            await telegram.another_adapter(base_url=proxy.url).run(telegram.intake)
 
 
-async def test_no_network_at_the_start_is_a_retryable_error(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_no_network_at_the_start_is_a_retryable_error(telegram: TelegramHarness) -> None:
     await telegram.server.stop()
     with pytest.raises(PlatformUnavailable):
-        await telegram.adapter.run(intake)
+        await telegram.adapter.run(telegram.intake)
     assert telegram.adapter.health().state is AdapterState.BACKING_OFF
 
 
-async def test_shutdown_is_quick_during_a_backoff(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_shutdown_is_quick_during_a_backoff(telegram: TelegramHarness) -> None:
     adapter = telegram.another_adapter(backoff=Backoff(60.0, 60.0))
-    async with running(adapter, intake):
+    async with running(adapter, telegram.intake):
         await telegram.fault(match="getUpdates", kind="500", times=-1)
         await eventually(lambda: adapter.health().state is AdapterState.BACKING_OFF, "the backoff")
         started = asyncio.get_running_loop().time()
     assert asyncio.get_running_loop().time() - started < 2
 
 
-async def test_a_migrated_group_is_moved(live: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_a_migrated_group_is_moved(live: TelegramHarness) -> None:
     await live.message(chat_id=GROUP, user_id=PERSON, migrate_to_chat_id=-100777)
-    await eventually(lambda: bool(intake.moves), "the move")
-    assert intake.moves == [(str(GROUP), "-100777")]
-    assert intake.messages == []
+    await eventually(lambda: bool(live.intake.moves), "the move")
+    assert (live.intake.moves, live.intake.messages) == ([(str(GROUP), "-100777")], [])
 
 
-async def test_a_migration_that_could_not_be_stored_comes_again(live: TelegramHarness, intake: RecordingIntake) -> None:
-    intake.refusals = 2
+async def test_a_migration_that_could_not_be_stored_comes_again(live: TelegramHarness) -> None:
+    live.intake.refusals = 2
     await live.message(chat_id=GROUP, user_id=PERSON, migrate_to_chat_id=-100777)
-    await eventually(lambda: bool(intake.moves), "the move")
+    await eventually(lambda: bool(live.intake.moves), "the move")
 
 
-async def test_the_token_is_in_no_log(
-    telegram: TelegramHarness, intake: RecordingIntake, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_token_is_in_no_log(telegram: TelegramHarness, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with capture_logs() as logs:
-        async with running(telegram.adapter, intake):
+        async with telegram.running():
             await telegram.fault(match="getUpdates", kind="500", times=2)
             await telegram.write("hello")
-            await intake.wait_for(1)
+            await telegram.intake.wait_for(1)
             await telegram.fault(match="sendMessage", kind="reset")
             with contextlib.suppress(Exception):
                 await telegram.adapter.send(request(telegram.direct_chat, "hello"))
@@ -409,27 +379,25 @@ async def test_the_token_is_in_no_log(
     assert "LABTOKEN" not in repr(TelegramSettings(token=SecretStr(TOKEN)))
 
 
-async def test_the_updates_of_a_poll_reach_the_intake_together_and_in_order(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
+async def test_the_updates_of_a_poll_reach_the_intake_together_and_in_order(telegram: TelegramHarness) -> None:
     await telegram.post("message", [{"chat_id": PERSON, "text": f"message {number}"} for number in range(30)])
-    async with running(telegram.adapter, intake):
-        await intake.wait_for(30)
-    assert intake.batches == [30]
-    assert [message.text for message in intake.messages] == [f"message {number}" for number in range(30)]
+    async with telegram.running():
+        await telegram.intake.wait_for(30)
+    assert telegram.intake.batches == [30]
+    assert telegram.intake.texts == [f"message {number}" for number in range(30)]
 
 
-async def test_the_offset_moves_only_over_stored_updates(telegram: TelegramHarness, intake: RecordingIntake) -> None:
-    intake.batch_length, intake.capacity = 4, 8
+async def test_the_offset_moves_only_over_stored_updates(telegram: TelegramHarness) -> None:
+    telegram.intake.batch_length, telegram.intake.capacity = 4, 8
     await telegram.post("message", [{"chat_id": PERSON, "text": f"message {number}"} for number in range(11)])
-    async with running(telegram.adapter, intake):
-        await eventually(lambda: intake.batches.count(3) > 2, "the rest is offered again and again")
+    async with telegram.running():
+        await eventually(lambda: telegram.intake.batches.count(3) > 2, "the rest is offered again and again")
         [bot] = (await telegram.get("state"))["bots"]
         assert len(bot["pending"]) == 3, "Telegram still holds what is not stored, and nothing else"
-        assert len(intake.overheard) >= 2, "what waits behind it is heard"
-        intake.capacity = 11
-        await intake.wait_for(11)
-    assert [message.text for message in intake.messages] == [f"message {number}" for number in range(11)]
-    assert len(intake.events) == 11
-    assert len([ref for ref in intake.offered if intake.offered.count(ref) > 1]) >= 3
-    assert all(intake.offered.count(event.event_ref) == 1 for event in intake.events[:8])
+        assert len(telegram.intake.overheard) >= 2, "what waits behind it is heard"
+        telegram.intake.capacity = 11
+        await telegram.intake.wait_for(11)
+    assert telegram.intake.texts == [f"message {number}" for number in range(11)]
+    assert len(telegram.intake.events) == 11
+    assert len([ref for ref in telegram.intake.offered if telegram.intake.offered.count(ref) > 1]) >= 3
+    assert all(telegram.intake.offered.count(event.event_ref) == 1 for event in telegram.intake.events[:8])

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from hermes_state.errors import PlatformUnavailable
 from platforms.base import AdapterState
 from platforms.telegram import WebhookSettings
-from tests.platforms.contract import RecordingIntake, eventually, running
+from tests.platforms.contract import eventually
 from tests.platforms.telegram.harness import PERSON, TelegramHarness, free_port
 
 SECRET = "s3cret-Token_1"
@@ -53,27 +53,25 @@ async def test_the_webhook_is_set_with_address_secret_and_kinds(
     live: TelegramHarness, webhook: WebhookSettings
 ) -> None:
     [bot] = (await live.get("state"))["bots"]
-    assert bot["webhook"]["url"] == webhook.url
-    assert bot["webhook"]["secret"] == SECRET
+    assert (bot["webhook"]["url"], bot["webhook"]["secret"]) == (webhook.url, SECRET)
     assert bot["allowed_updates"] == ["callback_query", "edited_message", "message", "my_chat_member"]
     assert await live.calls("getUpdates") == []
 
 
 @pytest.mark.parametrize("headers", [{}, {HEADER: ""}, {HEADER: "s3cret"}, {HEADER: SECRET + "x"}, {HEADER: "ü"}])
 async def test_a_post_without_the_secret_is_refused(
-    telegram: TelegramHarness,
-    webhook: WebhookSettings,
-    intake: RecordingIntake,
-    client: aiohttp.ClientSession,
-    headers: dict[str, str],
+    telegram: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession, headers: dict[str, str]
 ) -> None:
-    async with running(telegram.adapter, intake), client.post(webhook.url, json=UPDATE, headers=headers) as answer:
+    async with (
+        telegram.running(),
+        client.post(webhook.url, json=UPDATE, headers=headers) as answer,
+    ):
         assert answer.status == 403
-    assert intake.offered == []
+    assert telegram.intake.offered == []
 
 
 async def test_unknown_kinds_of_updates_are_acknowledged_and_named_once(
-    live: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    live: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession
 ) -> None:
     with capture_logs() as logs:
         for number, kind in enumerate(("subscription", "guest_message", "subscription")):
@@ -81,17 +79,17 @@ async def test_unknown_kinds_of_updates_are_acknowledged_and_named_once(
             async with client.post(webhook.url, json=raw, headers={HEADER: SECRET}) as answer:
                 assert answer.status == 200
     assert [entry["kind"] for entry in logs if entry["event"] == "update.ignored"] == ["subscription", "guest_message"]
-    assert intake.messages == []
+    assert live.intake.messages == []
 
 
 async def test_a_partly_unreadable_message_is_read_without_those_parts(
-    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    telegram: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession
 ) -> None:
     message = {**UPDATE["message"], "reply_to_message": {"message_id": 5, "unique_gift": {}}}  # type: ignore[dict-item]
     request = client.post(webhook.url, json={**UPDATE, "message": message}, headers={HEADER: SECRET})
-    async with running(telegram.adapter, intake), request as answer:
+    async with telegram.running(), request as answer:
         assert answer.status == 200
-    assert [message.text for message in intake.messages] == ["hello"]
+    assert telegram.intake.texts == ["hello"]
 
 
 async def test_posts_without_the_secret_do_not_fill_the_log(
@@ -105,64 +103,63 @@ async def test_posts_without_the_secret_do_not_fill_the_log(
 
 
 async def test_200_comes_after_the_commit(
-    live: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    live: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession
 ) -> None:
     async def post() -> int:
         async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
             return answer.status
 
-    intake.gate.clear()
+    live.intake.gate.clear()
     posting = asyncio.create_task(post())
-    await eventually(lambda: bool(intake.offered), "the update was offered")
+    await eventually(lambda: bool(live.intake.offered), "the update was offered")
     assert not posting.done()
-    intake.gate.set()
+    live.intake.gate.set()
     assert await posting == 200
-    assert [message.text for message in intake.messages] == ["hello"]
+    assert live.intake.texts == ["hello"]
 
 
 async def test_an_unpaired_surrogate_does_not_cause_a_redelivery(
-    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    telegram: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession
 ) -> None:
     body = json.dumps(UPDATE).replace("hello", "half of \\ud83d")
     sent = client.post(webhook.url, data=body, headers={HEADER: SECRET})
-    async with running(telegram.adapter, intake), sent as answer:
+    async with telegram.running(), sent as answer:
         assert answer.status == 200
-    assert [message.text for message in intake.messages] == ["half of \ufffd"]
+    assert telegram.intake.texts == ["half of \ufffd"]
 
 
 async def test_an_unstored_update_is_refused_and_comes_again(
-    live: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    live: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession
 ) -> None:
-    intake.refusals = 1
+    live.intake.refusals = 1
     async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
         assert answer.status == 503
     assert "could not be stored" in live.adapter.health().detail
     async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
         assert answer.status == 200
-    assert [message.text for message in intake.messages] == ["hello"]
-    assert len(set(intake.offered)) == 1, "a redelivery carries the same event_ref"
+    assert live.intake.texts == ["hello"]
+    assert len(set(live.intake.offered)) == 1, "a redelivery carries the same event_ref"
 
 
 @pytest.mark.parametrize("body", [b"", b"not json", b"[]", b"7"])
 async def test_a_body_that_is_not_an_update_is_refused(
-    telegram: TelegramHarness,
-    webhook: WebhookSettings,
-    intake: RecordingIntake,
-    client: aiohttp.ClientSession,
-    body: bytes,
+    telegram: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession, body: bytes
 ) -> None:
     headers = {HEADER: SECRET}
-    async with running(telegram.adapter, intake), client.post(webhook.url, data=body, headers=headers) as answer:
+    async with (
+        telegram.running(),
+        client.post(webhook.url, data=body, headers=headers) as answer,
+    ):
         assert answer.status == 400
 
 
 async def test_an_unreadable_update_is_acknowledged_and_skipped(
-    live: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    live: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession
 ) -> None:
     strange = {"update_id": 901, "message": {"chat": {}}}
     async with client.post(webhook.url, json=strange, headers={HEADER: SECRET}) as answer:
         assert answer.status == 200
-    assert intake.offered == []
+    assert live.intake.offered == []
 
 
 async def test_a_removed_webhook_is_set_again(live: TelegramHarness, webhook: WebhookSettings) -> None:
@@ -177,11 +174,9 @@ async def test_an_outage_is_noticed_without_any_posts(live: TelegramHarness) -> 
     await eventually(lambda: live.adapter.health().is_ready, "ready again")
 
 
-async def test_a_port_in_use_is_named(
-    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake
-) -> None:
+async def test_a_port_in_use_is_named(telegram: TelegramHarness, webhook: WebhookSettings) -> None:
     with (
         socket.create_server((webhook.host, webhook.port)),
         pytest.raises(PlatformUnavailable, match=str(webhook.port)),
     ):
-        await telegram.adapter.run(intake)
+        await telegram.adapter.run(telegram.intake)
