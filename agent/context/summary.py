@@ -34,7 +34,7 @@ SECTIONS: Final = (
     ("Blocked", "problems, with the exact error text"),
     ("Key Decisions", "decisions and their reasons"),
     ("Resolved Questions", "answered questions, with the answers"),
-    ("Pending User Asks", "questions without an answer so far"),
+    ("Pending User Asks", "questions not yet answered"),
     ("Relevant Files", "paths and addresses, each with the work done there"),
     ("Remaining Work", "the rest of the task; a state, not an order"),
     ("Critical Context", "names, ids, numbers, dates, commands and quotes that would otherwise be lost"),
@@ -182,7 +182,9 @@ def audited(text: str, job: SummaryJob) -> str:
     """Return the summary with all lines removed that contain invented names. Raises `SummaryError` if most lines do."""
     kept = without_invented(text, job.whole, job.record, job.now, job.zone)
     if kept is None:
-        raise SummaryError("invented", "Most of the summary named things that the conversation never mentioned.")
+        raise SummaryError(
+            "invented", "Most lines of the summary contain things that the conversation never mentioned."
+        )
     return kept
 
 

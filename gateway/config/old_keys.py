@@ -72,7 +72,7 @@ def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
     new = REPLACED[name]
     words = " (auto, main, off, or an alias from model.aliases)" if len(key) == 3 else ""
     if key == _MODE:
-        words = " and, for each other task, a key such as auxiliary.title: main"
+        words = " and, for every other task, a key such as auxiliary.title: main"
     value, _ = chosen.get(tuple(new.split(".")), ("auto" if words else "not set", ""))
     state = "has an invalid value" if isinstance(value, Mapping | list) else f"is now {value}"
     return f"{where}: {name} is no longer a setting: use {new}{words}; {new} {state}"

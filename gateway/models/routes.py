@@ -110,7 +110,10 @@ def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Itera
         if chosen or any(getattr(route, key) for key in CALL_KEYS):
             yield "The built-in offline model ignores all call settings."
     elif route.protocol == "anthropic" and sampling and (chosen or route.reasoning_effort) not in (None, "off"):
-        yield f"Not sent while the model reasons (`reasoning_effort`), because the call would be refused: {sampling}."
+        yield (
+            "Not sent when reasoning is enabled (`reasoning_effort`), because the provider would reject the call: "
+            f"{sampling}."
+        )
     elif route.protocol == "anthropic" and (" and " in sampling or (route.temperature or 0) > 1):
         yield "This protocol accepts either `top_p` or a `temperature` of at most 1. Other values are not sent."
 

@@ -141,10 +141,10 @@ def terminal_tool(
     lines: WeakValueDictionary[ChatId, asyncio.Semaphore] = WeakValueDictionary()
 
     @tool(
-        description="Run a shell command (bash if available) in a sandbox. It starts in /workspace, this chat's files. "
-        "Everything else, such as /tmp, is lost afterwards. There is no network unless the operator allows it. "
-        "You see only the beginning and end of long output. A command's processes end with it: for servers and long "
-        "work set background, then use poll (reads new output), kill and list.",
+        description="Run a shell command (bash if available) in a sandbox. It starts in /workspace, which holds this "
+        "chat's files. Everything else, such as /tmp, is lost afterwards. There is no network unless the operator "
+        "allows it. You see only the beginning and end of long output. When a command ends, its processes are killed. "
+        "For servers and long-running commands, set background, then use poll (reads new output), kill and list.",
         effect=ToolEffect.EXECUTES,
         why_unavailable=lambda: terminal_fault(settings()),
         timeout_seconds=90_000.0,  # higher than `terminal.seconds` can be, because this tool ends commands itself

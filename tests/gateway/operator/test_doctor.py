@@ -345,7 +345,7 @@ def test_settings_that_do_not_reach_a_model_are_reported(environ: dict[str, str]
     assert "settings" not in findings(claude)
     found = findings({**claude, "HERMES_AUXILIARY__COMPRESSION__REASONING_EFFORT": "low"})["settings"]
     assert found.verdict is CheckStatus.WARNING
-    assert found.text.startswith("claude-haiku-4-5: Not sent while the model reasons")
+    assert found.text.startswith("claude-haiku-4-5: Not sent when reasoning is enabled")
     offline = findings({**environ, "HERMES_MODEL__PROTOCOL": "offline", "HERMES_MODEL__TOP_P": "0.5"})["settings"]
     assert "The built-in offline model ignores all call settings" in offline.text
 
