@@ -178,7 +178,7 @@ def _read_by(call: ToolCall) -> list[str]:
 
 
 def _folder(before: str) -> str:
-    """Return the folder at the end of the text before a file name: everything after `"path":` or the last separator."""
+    """Return the folder that ends `before`: the text after `"path":"`, or after the last space, quote or operator."""
     folder = before.rpartition('"path":"')[2]
     return folder if '"path":"' in before and '"' not in folder else re.split(r"[\s\"'<>|;&=()]", before)[-1]
 

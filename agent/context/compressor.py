@@ -107,7 +107,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SummaryResult:
-    """A summary that a model wrote (`client`), or that was made without a model because of `failure`."""
+    """A summary, written by a model (`client`) or assembled by code for the reason in `failure`."""
 
     text: str
     client: ModelClient | None = None

@@ -24,7 +24,9 @@ MAX_BODY_BYTES: Final = 3_000_000
 The decoded value can use ten times as much memory.
 """
 MAX_VALUES: Final = 200_000
-"""Maximum number of JSON values in one event, because an empty list uses twenty times the memory of its text."""
+"""Maximum number of JSON values in one event. A size limit alone is not enough: an empty list uses twenty times the
+memory of its text.
+"""
 PIECE_BYTES: Final = 65_536
 """Maximum size of a decompressed piece. Pieces from the network usually have this size."""
 

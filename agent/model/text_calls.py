@@ -123,7 +123,7 @@ def is_code(before: str) -> bool:
 
 
 def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str, str, str]], int, bool]:
-    """Return calls at `position` (name, arguments, source), the index after them, and True if no wrapper is open."""
+    """Return calls at `position` as (name, arguments, source), the index after them, and whether no wrapper is open."""
     calls: list[tuple[str, str, str]] = []
     depth = 0
     while position < len(text):

@@ -62,7 +62,7 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
 
 
 _APART = ("cache_creation_input_tokens", "cache_write_input_tokens", "cache_read_input_tokens")
-"""Anthropic's names for cache counts. Proxies can use these fields for tokens that the prompt count excludes."""
+"""Anthropic's names for cache counts. A proxy with these fields may not include their tokens in its prompt count."""
 
 
 def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:

@@ -35,7 +35,7 @@ from hermes_state.values import (
 
 MORE_TOOLS = "more_tools"
 SCHEMA_PERCENT = 10
-"""Size limit for all tool schemas in a prompt, as a percentage of the compression threshold minus 1,024 tokens."""
+"""Size limit for all tool schemas, as a percentage of the tokens by which the compression threshold exceeds 1,024."""
 MAX_SCHEMA_TOKENS = 6_000
 MAX_NAMED = 40
 """Maximum number of tools named in the description of `more_tools`."""

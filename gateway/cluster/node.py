@@ -1,6 +1,6 @@
 """Cluster node: does its share of the work while it holds a seat, which is a database connection with the node's locks.
 
-Each chat, each account and the housekeeping belong to one node at a time. A node looks for free work twice a second.
+Each chat, each account and the housekeeping belong to one node at a time. A node looks for unowned work twice a second.
 Nodes also send each other hints about their writes. Without a cluster, a single daemon does all the work.
 """
 
@@ -23,7 +23,7 @@ from hermes_state.values import ChatId
 log = structlog.get_logger()
 
 SWEEP_SECONDS = 0.5
-"""Seconds between two sweeps, which search the database for free work. A sweep finds work even if a hint was lost."""
+"""Seconds between two sweeps, which search the database for unowned work. They find work even if a hint was lost."""
 DUTY_BACKOFF = Backoff(max_seconds=60.0)
 
 OnHintOf = Callable[[int], None]
@@ -79,7 +79,7 @@ class NodeState:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Node:
-    """Takes the seat, then takes over free duties and chats with work."""
+    """Claims this node's seat, then takes over unowned duties and chats that have waiting work."""
 
     state: NodeState
     open_seat: Callable[[OnHint], Awaitable[Seat]]
@@ -93,7 +93,7 @@ class Node:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def start(self) -> None:
-        """Take the seat and any free work. `run` starts the duties. Raises the errors of `open_seat`, or `SeatLost`."""
+        """Claim the seat and unowned work. `run` starts the duties. Raises the errors of `open_seat`, or `SeatLost`."""
         self.state.seat = seat = await self.open_seat(self._take_hint)
         if seat.is_shared:  # the node may have missed hints about values that it caches
             for kind in (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED):
@@ -156,7 +156,7 @@ class Node:
         self.state.duties.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:
-        """Start a free duty. If this fails, this or another node takes it at its next sweep."""
+        """Start an unowned duty. If this fails, this or another node takes the duty over at its next sweep."""
         try:
             await self._take_up(duty, seat)
         except Exception as error:  # the error must not affect other duties or chats

@@ -44,7 +44,7 @@ class AttachmentBucket(AttachmentFolder):
         self._bucket = bucket
         self._max_cache_bytes = max_cache_bytes
         self._new_bytes = max_cache_bytes
-        """Number of bytes added to the cache since it was last trimmed. Starts high, so the first file trims it."""
+        """Bytes added to the cache since the last trim. Starts at the maximum, so the first file triggers a trim."""
 
     def check(self) -> bool:
         """Write, read and delete an object. Return False if the bytes differ. Raises obstore's errors."""

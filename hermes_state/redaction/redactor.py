@@ -88,7 +88,7 @@ def _is_apart(text: str, index: int) -> bool:
 
 
 def _written(secret: str) -> tuple[str, ...]:
-    """Return the forms in which a secret can occur in texts: plain, URL-encoded, and JSON-escaped."""
+    """Return the forms in which a secret can occur in text: plain, URL-encoded, and JSON-escaped."""
     in_path, in_query = quote(secret), quote(secret, safe="")
     lower = (re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in (in_path, in_query))
     return (secret, in_path, in_query, *lower, json.dumps(secret)[1:-1])

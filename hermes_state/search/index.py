@@ -37,7 +37,7 @@ MAKING = f"{SERVING}_next"
 BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
 """Maximum rows and characters per block. A block keeps the writer busy for about 30 ms. A single row can be larger."""
 OUTDATED = "this version finds more words"
-"""Description of the fault of an outdated index, which can be used until its replacement is ready."""
+"""Reason why an index is outdated. The index can still be used until its replacement is ready."""
 _FLOOR_NOTE = "search_floor"  # id of the oldest message in the unfinished index
 _MADE_NOTE = "search_making_version"
 
@@ -77,7 +77,7 @@ def sizes_of(blob: bytes) -> list[int]:
 
 
 def find_fault(path: Path) -> str | None:
-    """Return the fault of the index in the database at `path`, or None. Raises `sqlite3.Error`.
+    """Return what is wrong with the index in the database at `path`, or None if it is intact. Raises `sqlite3.Error`.
 
     Reads the whole index on a separate connection, which takes seconds per million messages. FTS5's own check would
     block writers.

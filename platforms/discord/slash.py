@@ -241,7 +241,10 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
 
 
 def _command_line(interaction: Interaction) -> str:
-    """Return the command as typed text. Raises `CommandSignatureMismatch` if an app used an outdated menu."""
+    """Return the command as the text that a user would have typed.
+
+    Raises `CommandSignatureMismatch` if the user's Discord client sent it from an outdated menu.
+    """
     command, given = interaction.command, interaction.namespace
     assert isinstance(command, app_commands.Command), "the menu has only slash commands"
     names = [parameter.name for parameter in command.parameters]

@@ -121,7 +121,7 @@ class ChatRegistry(dict[str, LiveChat]):
         return chat
 
     def open(self, recent: Mapping[str, Sequence[Entry]]) -> None:
-        """Allow pages to connect, and make each load its chat again. An earlier process saved the `recent` entries."""
+        """Let pages connect, and make them reload. `recent` holds entries that an earlier process saved."""
         for name, entries in recent.items():
             self[name].restore(entries)
         for chat in self.values():

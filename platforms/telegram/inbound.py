@@ -40,9 +40,10 @@ _FILES: Final = (  # an animation also has a document with the same file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReader:
-    """Converts one bot's updates to values. The `event_ref` of a message is the same in every redelivery.
+    """Converts one bot's updates to inbound events. The `event_ref` of a message is the same in every redelivery.
 
-    The `event_ref` does not contain the update's number: after a quiet week, numbers restart at random and can repeat.
+    It does not contain the update's id, because ids can repeat. After a week without updates, Telegram continues from a
+    random id.
     """
 
     bot_id: int
@@ -136,7 +137,7 @@ class UpdateReader:
             return None
         sent_at = _millis(message)
         return values.EditEvent(
-            # The update's number distinguishes two edits within a second.
+            # The update's id distinguishes two edits within a second.
             event_ref=f"{self.bot_id}:e:{message.chat.id}:{message.message_id}:{sent_at}:{update.update_id}",
             chat=self._chat(message),
             sender=sender,

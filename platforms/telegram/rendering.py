@@ -1,6 +1,7 @@
-"""Rendering of Markdown as plain text with entities, whose offsets are UTF-16 units, in parts that Telegram accepts.
+"""Rendering of Markdown as plain text plus entities, split into parts that Telegram accepts.
 
-Telegram can fail to parse its own Markdown, but entities need no parsing. A part stores its entities as JSON.
+Entity offsets are in UTF-16 code units. Telegram can fail to parse its own Markdown, but entities need no parsing. A
+part stores its entities as JSON.
 """
 
 import re

@@ -148,7 +148,7 @@ def error_answer(status: int, headers: Mapping[str, str], body: object) -> Error
 
 @dataclass(slots=True)
 class _AnswerReader:
-    """Collects the parts of an error response from its fields at any depth."""
+    """Collects the messages, codes, counts and field names of an error response, up to ten levels deep."""
 
     texts: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
