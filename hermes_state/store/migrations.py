@@ -60,7 +60,7 @@ def check_applied(db: Connection, name: str, applied: Sequence[Migration]) -> No
         if load_note(db, f"migration:{migration.number:04d}") != migration.checksum:
             raise DatabaseRejected(
                 f"{name} was created with a different {migration.name}, perhaps by an unreleased build: "
-                "move it away and start with a new database, or run the version that created it"
+                "move it away to create a new database, or run the version that created it"
             )
 
 
