@@ -42,7 +42,7 @@ class NamingModel(ScriptedModel):
         self.respond = self.name_or_echo
 
     async def name_or_echo(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        if not request.system.startswith("You name conversations"):
+        if not request.system.startswith("You write titles for conversations"):
             return await self.echo(request, on_text)
         self.asked_for_titles.append(request)
         self.naming += 1
