@@ -375,7 +375,7 @@ def test_an_unrepairable_database_is_not_changed(path: Path, monkeypatch: pytest
 def test_a_newer_database_is_not_touched(path: Path) -> None:
     with opened(path) as db:
         db.execute("PRAGMA user_version = 99")
-    with pytest.raises(DatabaseRejected, match="newer version"):
+    with pytest.raises(DatabaseRejected, match="newer hermes-gateway"):
         repair_database(path)
 
 
