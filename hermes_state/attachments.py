@@ -29,22 +29,28 @@ def insert(
     return insert_row(db, AttachmentId, insertion("attachments", values), values)
 
 
-_SENT_FILE = """
-SELECT id AS attachment_id, name, coalesce(mime, 'application/octet-stream') AS mime, bytes AS size_bytes, path,
-  created_at FROM attachments
-"""
+class MessageFile(SentFile, frozen=True, kw_only=True):
+    """File of a message."""
+
+    message_id: MessageId
+
+
+_FILE = """id AS attachment_id, name, coalesce(mime, 'application/octet-stream') AS mime, bytes AS size_bytes, path,
+  created_at"""
 
 
 def load_file(db: Connection, chat_id: ChatId, attachment_id: int) -> SentFile | None:
-    return select_one(db, SentFile, f"{_SENT_FILE} WHERE id = ? AND chat_id = ?", (attachment_id, chat_id))
+    query = f"SELECT {_FILE} FROM attachments WHERE id = ? AND chat_id = ?"
+    return select_one(db, SentFile, query, (attachment_id, chat_id))
 
 
-def load_sent(db: Connection, message_ids: Sequence[MessageId]) -> list[SentFile]:
-    """Load the files sent by tool calls in these messages, oldest first."""
+def load_files(db: Connection, message_ids: Sequence[MessageId]) -> list[MessageFile]:
+    """Load the files of these messages, oldest first: uploaded by a person, or sent by tool calls."""
     if not message_ids:  # PostgreSQL rejects `IN ()`
         return []
     marks = ",".join("?" * len(message_ids))
-    return select(db, SentFile, f"{_SENT_FILE} WHERE message_id IN ({marks}) ORDER BY id", message_ids)
+    query = f"SELECT {_FILE}, message_id FROM attachments WHERE message_id IN ({marks}) ORDER BY id"
+    return select(db, MessageFile, query, message_ids)
 
 
 def load_surplus(db: Connection, max_bytes: int) -> list[str]:
@@ -53,6 +59,13 @@ def load_surplus(db: Connection, max_bytes: int) -> list[str]:
       sums AS (SELECT path, used, sum(size) OVER (ORDER BY used DESC) AS total FROM files)
     SELECT path FROM sums WHERE total > ? ORDER BY used"""
     return scalars(db, str, query, (max_bytes,))
+
+
+def load_orphans(db: Connection, chat_id: ChatId) -> list[str]:
+    """Return the paths of files that only this chat has."""
+    query = """SELECT DISTINCT a.path FROM attachments a WHERE a.chat_id = ?
+    AND NOT EXISTS (SELECT 1 FROM attachments b WHERE b.sha256 = a.sha256 AND b.chat_id <> a.chat_id)"""
+    return scalars(db, str, query, (chat_id,))
 
 
 @locks(EVERYTHING)

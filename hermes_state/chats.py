@@ -95,14 +95,6 @@ def find_chats_named(db: Connection, name: str) -> list[Chat]:
     return select(db, Chat, query, {"name": name})
 
 
-def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -> list[tuple[str, str | None]]:
-    """Load the `chat_ref` and the conversation title of each chat of an account, most recently used first."""
-    query = """SELECT c.chat_ref, s.title FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
-    WHERE c.platform = ? AND c.account = ?
-    ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT ?"""
-    return db.execute(query, (platform, account, limit)).fetchall()
-
-
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
     """Load a chat that is known to exist."""
     chat = select_one(db, Chat, f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,))

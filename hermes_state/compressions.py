@@ -7,10 +7,18 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from hermes_state.errors import LineageMoved
-from hermes_state.sessions import Session, end_session, free_session_key, is_subagent, load_session, load_tip
-from hermes_state.store.sql import Connection, insert_row, insertion, scalar, scalars
+from hermes_state.sessions import (
+    IS_SUBAGENT,
+    Session,
+    end_session,
+    free_session_key,
+    is_subagent,
+    load_session,
+    load_tip,
+)
+from hermes_state.store.sql import Connection, insert_row, insertion, scalar, scalars, select
 from hermes_state.transcripts import NewMessage, append_view_row, edited, load_own_rows, load_session_view
-from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId, Transcript
+from hermes_state.values import ChatId, EndReason, LineageId, MessageId, Millis, SessionId, Transcript
 
 Layer: TypeAlias = Literal["hygiene", "preflight", "in_loop", "overflow", "manual", "background"]
 ContextItem: TypeAlias = MessageId | NewMessage
@@ -95,6 +103,32 @@ def count_compressions(db: Connection, lineage_id: LineageId) -> int:
     query = """SELECT count(*) FROM compressions c JOIN sessions s ON s.id = c.child_id
     WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL"""
     return scalar(db, int, query, (lineage_id,))
+
+
+class CompressionPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Point in a chat at which a compression replaced older messages for the model. Token counts are estimates."""
+
+    session: str
+    """Key of the session that the compression created."""
+    at: Millis
+    tokens_before: int | None
+    tokens_after: int | None
+    is_undone: bool
+    is_undoable: bool
+    """True for the compression that `plan_undo` would undo."""
+
+
+def load_points(db: Connection, chat_id: ChatId, since: int, until: int = 2**62) -> list[CompressionPoint]:
+    """Load the compressions of a chat's conversations from `since` to before `until`, oldest first."""
+    query = f"""SELECT s.key AS session, s.started_at AS at, k.tokens_before, k.tokens_after,
+      k.undone_by IS NOT NULL AS is_undone,
+      k.undone_by IS NULL AND s.lineage_id = coalesce(a.lineage_id, 0) AND NOT EXISTS (
+        SELECT 1 FROM sessions n JOIN compressions x ON x.child_id = n.id
+        WHERE n.lineage_id = s.lineage_id AND n.depth > s.depth AND x.undone_by IS NULL) AS is_undoable
+    FROM sessions s JOIN compressions k ON k.child_id = s.id JOIN chats c ON c.id = s.chat_id
+    LEFT JOIN sessions a ON a.id = c.active_session_id AND a.ended_at IS NULL
+    WHERE s.chat_id = ? AND s.started_at >= ? AND s.started_at < ? AND NOT {IS_SUBAGENT} ORDER BY s.id"""
+    return select(db, CompressionPoint, query, (chat_id, since, until))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,6 +152,13 @@ def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
     return edited(db, session_id, _messages(stored))
 
 
+def load_context(db: Connection, session_id: SessionId) -> Transcript:
+    """Load the rows that a continuation started with, without later rows and view edits."""
+    query = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON m.id = c.message_id
+    WHERE c.session_id = ? ORDER BY c.pos"""
+    return _messages(db.execute(query, (session_id,)).fetchall())
+
+
 def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcript:
     """Apply a session's view edits to `rows`."""
     query = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
@@ -225,6 +232,26 @@ def show_instead(db: Connection, row: Message, text: str, now: Millis) -> Messag
     query = "INSERT INTO view_edits (session_id, message_id, replacement_id, reason, created_at) VALUES (?, ?, ?, ?, ?)"
     db.execute(query, (row.session_id, row.id, shown, "persisted", now))
     return shown
+
+
+def split_exchanges(view: View) -> list[list[Message]]:
+    """Group rows into exchanges that start with a human message. Drop the rows before the first exchange."""
+    exchanges: list[list[Message]] = []
+    turn = None
+    for message in view.transcript:
+        if message.origin is Origin.HUMAN and (message.turn_id is None or message.turn_id != turn):
+            exchanges.append([])
+            turn = message.turn_id
+        if exchanges:
+            exchanges[-1].append(message)
+    return exchanges
+
+
+def undoable_exchanges(view: View) -> list[list[Message]]:
+    """Return the exchanges after the newest summary. Those before it are the kept start of the conversation."""
+    exchanges = split_exchanges(view)
+    handoffs = (at for at, rows in enumerate(exchanges, 1) if any(row.origin is Origin.SUMMARY for row in rows))
+    return exchanges[max(handoffs, default=0) :]
 
 
 def load_messages(

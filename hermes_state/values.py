@@ -32,6 +32,9 @@ MicroUsd = NewType("MicroUsd", int)  # millionths of a US dollar
 UserRef = NewType("UserRef", str)
 """A person's platform and stable id, as written in the configuration: `telegram:42`."""
 
+LOCAL_OWNER = UserRef("local:owner")
+"""Person whose links `hermes-gateway url` prints, always an admin."""
+
 
 class Clock(Protocol):
     """Source of the current time, replaced in tests."""

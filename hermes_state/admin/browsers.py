@@ -3,15 +3,16 @@
 Do not cache these rows in a process: one node serves the page, but any node can sign a browser out.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, scalar, select
-from hermes_state.values import Millis
+from hermes_state.store.sql import Connection, insertion, select, select_one
+from hermes_state.values import LOCAL_OWNER, Millis, UserRef
 
 LIFETIME_MS = 90 * 24 * 3_600_000
 """Time in milliseconds for which a browser stays signed in."""
 
+_COLUMNS = "digest, agent, created_at, person, person_name"
 _REMOVE_OLD = "DELETE FROM browsers WHERE created_at < ?"
 
 
@@ -21,6 +22,9 @@ class SignedInBrowser:
     """SHA-256 of the browser's cookie and key together."""
     agent: str
     created_at: Millis
+    person: UserRef = LOCAL_OWNER
+    """Person who is signed in."""
+    person_name: str = "Owner"
 
     @property
     def id(self) -> str:
@@ -30,20 +34,20 @@ class SignedInBrowser:
 
 def load(db: Connection, now: Millis) -> list[SignedInBrowser]:
     """Load the signed-in browsers, oldest first."""
-    query = "SELECT digest, agent, created_at FROM browsers WHERE created_at >= ? ORDER BY id"
+    query = f"SELECT {_COLUMNS} FROM browsers WHERE created_at >= ? ORDER BY id"
     return select(db, SignedInBrowser, query, (now - LIFETIME_MS,))
 
 
-def is_signed_in(db: Connection, digest: str, now: Millis) -> bool:
-    query = "SELECT EXISTS (SELECT 1 FROM browsers WHERE digest = ? AND created_at >= ?)"
-    return scalar(db, bool, query, (digest, now - LIFETIME_MS))
+def find(db: Connection, digest: str, now: Millis) -> SignedInBrowser | None:
+    query = f"SELECT {_COLUMNS} FROM browsers WHERE digest = ? AND created_at >= ?"
+    return select_one(db, SignedInBrowser, query, (digest, now - LIFETIME_MS))
 
 
 @locks("browsers")
 def add(db: Connection, browser: SignedInBrowser, max_browsers: int) -> None:
     """Sign a browser in. Sign out expired browsers, and the oldest ones if more than `max_browsers` remain."""
-    insert = "INSERT INTO browsers (digest, agent, created_at) VALUES (?, ?, ?)"
-    db.execute(insert, (browser.digest, browser.agent, browser.created_at))
+    values = asdict(browser)
+    db.execute(insertion("browsers", values), values)
     db.execute(_REMOVE_OLD, (browser.created_at - LIFETIME_MS,))
     # All sign-ins take the same lock, so parallel sign-ins cannot exceed the limit.
     surplus = "DELETE FROM browsers WHERE id NOT IN (SELECT id FROM browsers ORDER BY id DESC LIMIT ?)"

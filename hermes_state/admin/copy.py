@@ -47,6 +47,7 @@ TABLES: Final = {
     "model_profiles": ("route", "model"),
     "pairings": ("code_hash",),
     "browsers": ("id",),
+    "audit": ("id",),
     "todos": ("lineage_id", "id"),
     "schedules": ("id",),
 }

@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from hermes_state.errors import PairingNotFound
-from hermes_state.store.sql import Connection, columns, scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import Connection, columns, insertion, scalar_or_none, scalars, select, select_one
 from hermes_state.values import ChatId, Millis, Sender, UserRef
 
 
@@ -32,6 +32,7 @@ MIN_CODE_AGE_MS = 300_000
 
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
+    code_hash: str
     user_ref: UserRef
     display_name: str
     state: PairingState
@@ -89,18 +90,41 @@ def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
     return db.execute(query, {"user_ref": user_ref, "now": now}).fetchone() is not None
 
 
-def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> Pairing:
-    """Grant access to the person with this code. Raises `PairingNotFound` if the code is unknown, used or expired."""
+def approve(db: Connection, code_hash: str, role: UserRole, decided_by: str, now: Millis) -> Pairing:
+    """Grant access to the person with the code of this hash. Raises `PairingNotFound` if no valid code has it."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = :code_hash AND {_IS_VALID}"
-    pairing = select_one(db, Pairing, query, {"code_hash": hash_code(code), "now": now})
+    pairing = select_one(db, Pairing, query, {"code_hash": code_hash, "now": now})
     if pairing is None:
         raise PairingNotFound("no pending request has this code")
     db.execute("DELETE FROM pairings WHERE user_ref = ? AND state <> 'pending'", (pairing.user_ref,))
     db.execute(
         "UPDATE pairings SET state = 'approved', role = ?, decided_by = ?, decided_at = ? WHERE code_hash = ?",
-        (role, decided_by, now, hash_code(code)),
+        (role, decided_by, now, code_hash),
     )
     return msgspec.structs.replace(pairing, state=PairingState.APPROVED, role=role, decided_by=decided_by)
+
+
+def admit(db: Connection, person: UserRef, name: str, role: UserRole, decided_by: str, now: Millis) -> None:
+    """Grant access to a person who needs no code, or change their name and role."""
+    db.execute("DELETE FROM pairings WHERE user_ref = ?", (person,))
+    values = {
+        "code_hash": hash_code(new_code()),
+        "platform": person.partition(":")[0],
+        "user_ref": person,
+        "display_name": name,
+        "state": PairingState.APPROVED,
+        "role": role,
+        "expires_at": now,
+        "decided_by": decided_by,
+        "decided_at": now,
+        "created_at": now,
+    }
+    db.execute(insertion("pairings", values), values)
+
+
+def deny(db: Connection, code_hash: str) -> bool:
+    """Delete a pending request, so that its code is no longer valid. Return False if there is none."""
+    return db.execute("DELETE FROM pairings WHERE code_hash = ? AND state = 'pending'", (code_hash,)).rowcount > 0
 
 
 def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> Pairing:

@@ -13,6 +13,7 @@ from typing import Final
 from hermes_state.engines.sqlite.connections import unavailable
 from hermes_state.engines.sqlite.index import merge_step
 from hermes_state.engines.sqlite.store import SqliteStore
+from hermes_state.errors import StoreUnavailable
 from hermes_state.search.index import serving_index
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
@@ -64,9 +65,12 @@ async def maintain(store: SqliteStore) -> tuple[int, int]:
 
 
 @locks(EVERYTHING)
-def merge_index(db: Connection) -> bool:
-    """Merge a few pages of the search index. Return True if there may be more to merge."""
-    return merge_step(db, serving_index(db))
+def merge_index(db: Connection, *, merges_all: bool = False) -> bool:
+    """Merge a few pages of the search index. Return True if there may be more to merge.
+
+    `merges_all` merges all parts into one, which then no longer contains any word of deleted messages.
+    """
+    return merge_step(db, serving_index(db), merges_all=merges_all)
 
 
 @locks(EVERYTHING)
@@ -76,18 +80,25 @@ def refresh_statistics(db: Connection) -> None:
     db.execute("PRAGMA optimize")
 
 
-def checkpoint(path: Path) -> tuple[int, int]:
+def checkpoint(path: Path, *, empties: bool = False) -> tuple[int, int]:
     """Copy the write-ahead log into the main file at `path`, as far as open readers allow.
 
     Return the number of pages in the log, and how many of them were copied. Pages that readers still need are not
-    copied. Blocks the calling thread, but no reader or writer, because it uses its own connection.
+    copied. Blocks its thread but no reader or writer, because it uses its own connection.
+
+    `empties` also empties the log, and waits up to a second for readers. Raises `StoreUnavailable` if one
+    still needs it.
     """
+    mode = "TRUNCATE" if empties else "PASSIVE"
     try:
         uri = f"{path.absolute().as_uri()}?mode=rw"  # never create the file: it may just have been lost
         with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
-            _, pages, copied = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            db.execute("PRAGMA busy_timeout = 1000")
+            is_busy, pages, copied = db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
     except sqlite3.Error as error:
         raise unavailable(path, error) from error
+    if empties and is_busy:
+        raise StoreUnavailable(f"{path.name}: a reader still needs the write-ahead log")
     return pages, copied
 
 

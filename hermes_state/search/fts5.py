@@ -78,11 +78,17 @@ def match_text(expression: Expression) -> str:
             assert_never(expression)
 
 
+def _any(scopes: Sequence[str]) -> str:
+    return " OR ".join(f'"{scope}"' for scope in scopes)
+
+
 class Fts5Matches(MatchReader):
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
         self._index = serving_index(db)
         self._scopes = [f'scope:"{scope}"' for scope in self.scopes]
+        self._scopes += [f"scope:({_any(self.any_of)})"] if self.any_of else []
+        self._excluded = [REPEATS] * self.leaves_out_repeats + self.none_of
         self._newest = scalar(db, int, "SELECT coalesce(max(id), 0) FROM messages")
         self._rows_with = cache(self._estimate)
 
@@ -93,7 +99,7 @@ class Fts5Matches(MatchReader):
         return self.db.execute(_NEWEST.format(self._index), self._parameters(expression, limit)).fetchall()
 
     def _parameters(self, expression: Expression, limit: int) -> dict[str, int | str | None]:
-        excluded = f' NOT scope:"{REPEATS}"' if self.leaves_out_repeats else ""
+        excluded = f" NOT scope:({_any(self._excluded)})" if self._excluded else ""
         match = " AND ".join([f"text:({match_text(expression)}){excluded}", *self._scopes])
         return {"match": match, "limit": limit, "before": self.before, "since": self.since}
 

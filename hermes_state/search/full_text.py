@@ -131,6 +131,20 @@ def snippet_of(text: str, query: str) -> str:
     return _snippet(text, parsed.wanted if parsed is not None else ())
 
 
+def marked(snippet: str, query: str) -> list[tuple[str, bool]]:
+    """Split a snippet into pieces, and say for each whether it matches a word of the query."""
+    parsed = parse_query(query)
+    wanted, compared = tuple(parsed.wanted[:8]) if parsed is not None else (), folded(snippet)
+    pattern = _pattern(wanted, LETTER)
+    if pattern is None or len(compared) != len(snippet):  # the places in the folded text are not those in the snippet
+        return [(snippet, False)]
+    pieces, end = list[tuple[str, bool]](), 0
+    for match in pattern.finditer(compared):
+        pieces += [(snippet[end : match.start()], False), (snippet[match.start() : match.end()], True)]
+        end = match.end()
+    return [piece for piece in [*pieces, (snippet[end:], False)] if piece[0]]
+
+
 @lru_cache(maxsize=64)  # one entry per search, reused for its hits
 def _pattern(wanted: tuple[Term, ...], edge: str) -> re.Pattern[str] | None:
     """Return a pattern that finds the first four words of any wanted term in folded text."""

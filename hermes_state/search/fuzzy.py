@@ -3,6 +3,7 @@
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Unpack
 
 from hermes_state.search.full_text import FoundMessage, load_found, match_reader, ranked
@@ -10,6 +11,9 @@ from hermes_state.search.query import parse_query
 from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.store.segment import folded
 from hermes_state.store.sql import Connection
+
+COUNTED_HITS = 1_000
+"""Maximum number of hits that are counted for a query to try."""
 
 MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
 """Maximum number of words to replace in a query (15 to 40 ms each), and of replacements to try for each word."""
@@ -44,7 +48,36 @@ def search_in_other_words(
     return load_found(matches, [*further.items()][:limit], [*terms]), tuple(term.text for term in terms)
 
 
-def _count(matches: MatchReader, words: str, limit: int = 1_000) -> int:  # takes about a millisecond
+@dataclass(frozen=True, slots=True)
+class SearchAdvice:
+    """Queries to try after a query matched nothing, each with its number of hits (at most `COUNTED_HITS`)."""
+
+    rarest: str
+    others: tuple[str, int] | None
+    """The query without its rarest word."""
+    prefix: tuple[str, int] | None
+    """The start of the rarest word, such as `framework*`."""
+
+
+def advise(db: Connection, query: str, **filters: Unpack[SearchFilter]) -> SearchAdvice | None:
+    """Return what to try instead of a query, or None if the query has no words or uses quotes or operators."""
+    parsed, matches = parse_query(query), match_reader(db, **filters)
+    if parsed is None or not parsed.words:
+        return None
+    counts = {word: _count(matches, word) for word in parsed.words}
+    rarest = min(counts, key=lambda word: counts[word])
+    others = " ".join(word for word in counts if word != rarest)
+    found = _count(matches, others) if others else 0
+    bare, prefix = rarest.rstrip("*"), None
+    for cut in range(4 if bare.isalpha() and not counts[rarest] else 0):  # `frameworks` also as `framework*`
+        start = bare[: len(bare) - cut]
+        if len(start) >= 4 and (number := _count(matches, f"{start}*")):
+            prefix = (f"{start}*", number)
+            break
+    return SearchAdvice(rarest, (others, found) if found else None, prefix)
+
+
+def _count(matches: MatchReader, words: str, limit: int = COUNTED_HITS) -> int:  # takes about a millisecond
     parsed = parse_query(words)
     return matches.count(parsed.expression, limit) if parsed is not None and parsed.expression else 0
 

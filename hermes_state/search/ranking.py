@@ -25,9 +25,14 @@ class SearchFilter(TypedDict, total=False):
     """Filters of a search. `turn_id` leaves out messages since that turn began, and results of earlier searches."""
 
     chat_id: ChatId | None
+    chat_ids: Sequence[ChatId]
+    """Chats to search. If it is not given, all chats are searched."""
+    other_than: Sequence[ChatId]
+    """Chats to leave out."""
     lineage_id: LineageId | None
     role: MessageRole | None
     since: Millis | None
+    until: Millis | None
     turn_id: TurnId | None
 
 
@@ -40,9 +45,13 @@ class MatchReader(ABC):
         self.scopes = [f"{mark}{value}" for mark, value in marks.items() if value is not None]
         turn_id = filters.get("turn_id")
         self.leaves_out_repeats = turn_id is not None
+        self.any_of = [f"c{chat_id}" for chat_id in filters.get("chat_ids", ())]
+        self.none_of = [f"c{chat_id}" for chat_id in filters.get("other_than", ())]
         query = "SELECT min(id) FROM messages WHERE turn_id = ?"
         before = scalar_or_none(db, int, query, (turn_id,)) if turn_id is not None else None
         self.before, self.since = before or 2**62, filters.get("since")
+        if (until := filters.get("until")) is not None:
+            self.before = min(self.before, _first_since(db, until))
 
     @abstractmethod
     def count(self, expression: Expression, limit: int) -> int:
@@ -62,6 +71,19 @@ class MatchReader(ABC):
 
         Words that start with `head` are found faster than others.
         """
+
+
+def _first_since(db: Connection, at: Millis) -> int:
+    """Return the id of the first message since a time. Ids grow with time, so this needs about 20 look-ups."""
+    low, high = 0, (scalar_or_none(db, int, "SELECT max(id) FROM messages") or 0) + 1
+    while low < high:
+        middle = (low + high) // 2
+        row = db.execute("SELECT id, created_at FROM messages WHERE id >= ? ORDER BY id LIMIT 1", (middle,)).fetchone()
+        if row is None or row[1] >= at:
+            high = middle
+        else:
+            low = row[0] + 1
+    return low
 
 
 def weight(frequency: float, count: float) -> float:

@@ -64,14 +64,20 @@ def query_text(expression: Expression) -> str | None:
             assert_never(expression)
 
 
+def _any(scopes: Sequence[str]) -> str:
+    return " | ".join(f"'{mark(scope)}'" for scope in scopes)
+
+
 class TsMatches(MatchReader):
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
         # An id above all possible matches. As the statement has a parameter, it shares a round trip.
         query = "SELECT least(CAST(? AS bigint), coalesce(max(message_id), 0) + 1) FROM message_words"
         self._top = scalar(db, int, query, (self.before,))
-        left_out = [f"!'{mark(REPEATS)}'"] if self.leaves_out_repeats else []
-        self._scope = "".join(f" & {scope}" for scope in [*left_out, *(f"'{mark(scope)}'" for scope in self.scopes)])
+        left_out = [REPEATS] * self.leaves_out_repeats + self.none_of
+        scopes = [f"!({_any(left_out)})"] if left_out else []
+        scopes += [f"'{mark(scope)}'" for scope in self.scopes] + ([f"({_any(self.any_of)})"] if self.any_of else [])
+        self._scope = "".join(f" & {scope}" for scope in scopes)
 
     def count(self, expression: Expression, limit: int) -> int:
         ids = [row_id for row_id, _ in self.newest(expression, limit)]

@@ -74,6 +74,13 @@ def load_schedules(db: Connection, chat_id: ChatId) -> list[ScheduleRow]:
     return select(db, ScheduleRow, query, (chat_id,))
 
 
+def load_all_schedules(db: Connection, limit: int) -> list[ScheduleRow]:
+    """Load the schedules of all chats that are not done, the next to fire first and paused ones last."""
+    query = f"""SELECT {_COLUMNS} FROM schedules WHERE state <> 'done'
+    ORDER BY next_at IS NULL, next_at, id LIMIT ?"""
+    return select(db, ScheduleRow, query, (limit,))
+
+
 def find_schedule(db: Connection, chat_id: ChatId, schedule_id: int) -> ScheduleRow | None:
     """Load a schedule of this chat, unless it is done."""
     query = f"SELECT {_COLUMNS} FROM schedules WHERE chat_id = ? AND id = ? AND state <> 'done'"

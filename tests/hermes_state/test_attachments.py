@@ -57,4 +57,4 @@ def test_forgetting_a_file_removes_all_its_rows(db: sqlite3.Connection) -> None:
 
 
 def test_no_messages_means_no_sent_files(db: sqlite3.Connection) -> None:
-    assert attachments.load_sent(db, []) == []
+    assert attachments.load_files(db, []) == []

@@ -49,7 +49,8 @@ INSERT INTO attachments VALUES (3, 1, 1, 'ab', 'ab/cd', 'ä.txt', NULL, 4, 5);
 INSERT INTO model_profiles (route, model, calibration, updated_at) VALUES ('r', 'm', '{}', 1);
 INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)
   VALUES ('00', 'telegram', 'telegram:9', '名前 🙂', 'pending', 1, 1);
-INSERT INTO browsers VALUES (4, '00', 'Firefox', 1);
+INSERT INTO browsers VALUES (4, '00', 'Firefox', 1, 'local:ann', 'Ann');
+INSERT INTO audit VALUES (3, 1, 'local:owner', 'read', 'telegram:42');
 INSERT INTO todos VALUES (1, 1, 'first', 'pending', 1), (1, 2, 'second', 'done', 1);
 INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, next_at, created_at)
   VALUES (1, 'telegram:1', 'Ann', '0 8 * * *', 'UTC', 'wake', 9007199254740993, 1);

@@ -1,0 +1,135 @@
+"""Queries for the owner's pages of the web console: running turns, chats, compressions and recent failures."""
+
+import msgspec
+
+from hermes_state.store.sql import Connection, columns, scalar, select
+from hermes_state.values import ChatId, ChatKey, ChatKind, MicroUsd, Millis, TurnId, UserRef
+
+# Purpose: name a chat for people. Groups have a title; a direct chat has the name of the person who wrote last.
+_LABEL = """coalesce(c.title, CASE WHEN c.kind <> 'local' THEN (SELECT m.sender_name FROM messages m
+  WHERE m.lineage_id = a.lineage_id AND m.origin = 'human' ORDER BY m.id DESC LIMIT 1) END, a.title, '')"""
+_ACTIVE = "LEFT JOIN sessions a ON a.id = c.active_session_id"
+
+
+class LiveTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that is running or waiting for an approval."""
+
+    id: TurnId
+    chat: ChatKey
+    kind: ChatKind
+    label: str
+    started_by: UserRef
+    started_at: Millis
+    is_waiting: bool
+    tool: str | None
+    """Tool that is running; None while the model is called."""
+    calls: int
+    cost: MicroUsd
+    is_subagent: bool
+
+
+def load_live_turns(db: Connection) -> list[LiveTurn]:
+    """Load the open turns of all chats, oldest first."""
+    query = f"""SELECT t.id, {columns(ChatKey, "c", "chat")}, c.kind, {_LABEL} AS label, t.started_by, t.started_at,
+      t.state = 'waiting' AS is_waiting, t.parent_turn_id IS NOT NULL AS is_subagent,
+      (SELECT r.tool_name FROM tool_runs r WHERE r.turn_id = t.id AND r.state = 'started' ORDER BY r.id DESC LIMIT 1)
+        AS tool,
+      (SELECT count(*) FROM model_calls m WHERE m.turn_id = t.id) AS calls,
+      (SELECT coalesce(sum(m.cost_microusd), 0) FROM model_calls m WHERE m.turn_id = t.id) AS cost
+    FROM turns t JOIN chats c ON c.id = t.chat_id {_ACTIVE}
+    WHERE t.state IN ('running','waiting') ORDER BY t.started_at, t.id"""
+    return select(db, LiveTurn, query)
+
+
+class ChatRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A chat in the list of all chats."""
+
+    id: ChatId
+    key: ChatKey
+    kind: ChatKind
+    label: str
+    model: str | None
+    """Model chosen for the conversation; None for the configured model."""
+    used_at: Millis
+    cost: MicroUsd
+    """Cost of all calls with a known price."""
+    is_unreachable: bool
+
+
+def load_chats(db: Connection, words: str, platform: str, before: int, limit: int) -> list[ChatRow]:
+    """Load chats with the newest activity first, from position `before` on. `words` must occur in label or name."""
+    query = f"""SELECT * FROM (
+      SELECT c.id, {columns(ChatKey, "c", "key")}, c.kind, {_LABEL} AS label, a.chosen_model AS model,
+        coalesce(a.last_human_at, c.updated_at) AS used_at, c.unreachable_since IS NOT NULL AS is_unreachable,
+        (SELECT coalesce(sum(m.cost_microusd), 0) FROM model_calls m WHERE m.chat_id = c.id) AS cost
+      FROM chats c {_ACTIVE} WHERE c.deleted_at IS NULL AND (:platform = '' OR c.platform = :platform)) found
+    WHERE :words = '' OR lower(label) LIKE :pattern ESCAPE '!' OR lower("key.chat_ref") LIKE :pattern ESCAPE '!'
+    ORDER BY used_at DESC, id DESC LIMIT :limit OFFSET :before"""
+    escaped = words.lower().replace("!", "!!").replace("%", "!%").replace("_", "!_")
+    values = {"words": words, "pattern": f"%{escaped}%", "platform": platform, "before": before, "limit": limit}
+    return select(db, ChatRow, query, values)
+
+
+def load_platforms(db: Connection) -> list[str]:
+    return [name for (name,) in db.execute("SELECT DISTINCT platform FROM chats ORDER BY platform").fetchall()]
+
+
+class ListedCompression(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt to compress a conversation."""
+
+    chat: ChatKey
+    label: str
+    key: str
+    """Key of the session that was compressed."""
+    at: Millis
+    layer: str
+    outcome: str
+    reason: str | None
+    summary_kind: str | None
+    model: str | None
+    verdict: str | None
+    focus: str | None
+    tokens_before: int | None
+    tokens_after: int | None
+    took_ms: int | None
+    was_undone: bool
+    cost: MicroUsd
+    """Cost of the summary calls of the session that was compressed."""
+
+
+_WORST = "(k.outcome = 'aborted') DESC, (k.summary_kind = 'deterministic') DESC, (k.verdict = 'ineffective') DESC,"
+
+
+def load_compressions(db: Connection, since: Millis, limit: int, worst_first: bool) -> list[ListedCompression]:
+    """Load the compressions of all chats since a time, the failed and useless ones first or the newest first."""
+    query = f"""SELECT {columns(ChatKey, "c", "chat")}, {_LABEL} AS label, s.key, k.created_at AS at, k.layer,
+      k.outcome, k.reason, k.summary_kind, k.model, k.verdict, k.focus, k.tokens_before, k.tokens_after, k.took_ms,
+      k.undone_by IS NOT NULL AS was_undone,
+      (SELECT coalesce(sum(m.cost_microusd), 0) FROM model_calls m WHERE m.session_id = s.id AND m.purpose = 'summary')
+        AS cost
+    FROM compressions k JOIN sessions s ON s.id = k.parent_id JOIN chats c ON c.id = s.chat_id {_ACTIVE}
+    WHERE k.created_at >= ? AND k.outcome <> 'not_needed'
+    ORDER BY {_WORST if worst_first else ""} k.id DESC LIMIT ?"""
+    return select(db, ListedCompression, query, (since, limit))
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Turns that failed for the same reason."""
+
+    reason: str
+    count: int
+    last_at: Millis
+
+
+def load_failures(db: Connection, since: Millis) -> list[Failure]:
+    """Load the reasons of turns that failed since a time, the most frequent first."""
+    query = """SELECT coalesce(t.error, '') AS reason, count(DISTINCT t.id) AS count, max(o.created_at) AS last_at
+    FROM outbox o JOIN turns t ON t.id = o.turn_id WHERE o.kind = 'error' AND t.state = 'failed'
+      AND (o.settled_at >= ? OR o.state IN ('pending','sending','ambiguous'))
+    GROUP BY coalesce(t.error, '') ORDER BY count DESC, reason LIMIT 20"""
+    return select(db, Failure, query, (since,))
+
+
+def count_waiting(db: Connection) -> int:
+    """Count the messages of all chats that no turn has taken up."""
+    return scalar(db, int, "SELECT count(*) FROM inbox WHERE state = 'new' AND kind = 'message'")

@@ -1,0 +1,117 @@
+"""Deletion of a chat: what goes, what stays, and that its words leave the database file."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from hermes_state import attachments
+from hermes_state.admin.deletion import hide, load_extent, load_hidden_chats, remove_deleted, remove_slice
+from hermes_state.attachments import StoredFile
+from hermes_state.chats import ensure_chat, find_chat
+from hermes_state.errors import CommandError
+from hermes_state.files.folder import AttachmentFolder
+from hermes_state.search.full_text import search
+from hermes_state.sessions import load_active, set_title
+from hermes_state.store.sql import Connection
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatId, ChatKey, ChatKind, Millis
+from tests.databases import IS_POSTGRES, sqlite_only
+from tests.hermes_state.rows import START, exchange, start
+
+SECRETS = [f"{random.Random(number).getrandbits(48):012x}" for number in range(300)]
+"""Words of the deleted chat. None of them starts like another, so the index stores the end of each."""
+
+
+def key_of(name: str) -> ChatKey:
+    return ChatKey(platform="local", account="local", chat_ref=name)
+
+
+def now() -> Millis:
+    return Millis(START + 90_000)
+
+
+def keep(files: AttachmentFolder, content: bytes, name: str) -> StoredFile:
+    incoming = files.new_file()
+    incoming.write_bytes(content)
+    return files.keep(incoming, name, "text/plain")
+
+
+def talk(db: Connection, name: str, words: list[str]) -> ChatId:
+    chat = ensure_chat(db, key_of(name), ChatKind.LOCAL, None, START)
+    for number in range(0, len(words), 3):
+        exchange(db, chat, " ".join(words[number : number + 3]), f"about {words[number]}")
+    db.execute("UPDATE outbox SET state = 'sent', settled_at = ?, payload = '' WHERE chat_id = ?", (START, chat))
+    active = load_active(db, chat)
+    assert active is not None
+    set_title(db, active.id, f"Talk of {words[0]}")
+    return chat
+
+
+async def test_nothing_of_a_deleted_chat_is_left_but_figures(store: Store, tmp_path: Path) -> None:
+    files, forgotten = AttachmentFolder(tmp_path / "files"), list[ChatId]()
+    own, shared = keep(files, b"only here", f"{SECRETS[0]}.txt"), keep(files, b"in two chats", "both.txt")
+    gone = await store.write(talk, "gone", SECRETS)
+    stays = await store.write(talk, "stays", ["marigold", "common", "words"])
+    for chat, file in ((gone, own), (gone, shared), (stays, shared)):
+        await store.write(attachments.insert, chat, file, START)
+    calls = await store.read(lambda db: db.execute("SELECT count(*), sum(input_tokens) FROM model_calls").fetchone())
+    extent = await store.read(load_extent, key_of("gone"))
+    assert (extent.messages, extent.files) == (200, 2)
+
+    await store.write(hide, key_of("gone"), START)
+    assert await store.read(find_chat, key_of("gone")) is None, "it is hidden at once, and its name is free"
+    await store.write(remove_slice, gone)  # a process that was stopped here
+    told = await remove_deleted(store, files, forgotten.append, now)
+
+    assert (told, forgotten) == ([stays], [gone])
+    assert await store.read(load_hidden_chats) == []
+    assert await store.read(search, SECRETS[5]) == []
+    assert len(await store.read(search, "marigold")) == 2
+    assert not files.local(own.path).exists()
+    assert files.local(shared.path).exists()
+    rest = await store.read(lambda db: db.execute("SELECT count(*), sum(input_tokens) FROM model_calls").fetchone())
+    assert rest == calls, "the ledger keeps its figures"
+    pending = "SELECT payload FROM outbox WHERE state = 'pending'"
+    [(notice,)] = await store.read(lambda db: db.execute(pending).fetchall())
+    assert "deleted 90 seconds ago is now removed" in notice
+    assert await remove_deleted(store, files, forgotten.append, now) == []
+    if not IS_POSTGRES:
+        assert left_in(tmp_path / "home", ["marigold", *SECRETS]) == ["marigold"]
+
+
+def left_in(home: Path, words: list[str]) -> list[str]:
+    """Return the words whose end is in a file of the database."""
+    content = b"".join(path.read_bytes() for path in home.iterdir())
+    return [word for word in words if word[-8:].encode() in content]
+
+
+@sqlite_only
+async def test_the_words_of_a_short_chat_leave_an_index_with_few_parts(store: Store, tmp_path: Path) -> None:
+    await store.write(talk, "gone", SECRETS[:3])
+    await store.write(hide, key_of("gone"), START)
+    await remove_deleted(store, AttachmentFolder(tmp_path / "files"), lambda chat_id: None, now)
+    assert left_in(tmp_path / "home", SECRETS) == []
+
+
+async def test_a_chat_that_answers_is_not_deleted(store: Store) -> None:
+    chat = await store.write(talk, "busy", ["one"])
+    await store.write(lambda db: start(db, chat, "a question"))
+    with pytest.raises(CommandError, match="is answering a message"):
+        await store.write(hide, key_of("busy"), START)
+    with pytest.raises(CommandError, match="no longer exists"):
+        await store.write(hide, key_of("unknown"), START)
+    assert await store.read(find_chat, key_of("busy")) is not None
+
+
+async def test_other_chats_write_while_a_chat_is_removed(store: Store, tmp_path: Path) -> None:
+    await store.write(talk, "gone", SECRETS)
+    await store.write(hide, key_of("gone"), START)
+    removal = asyncio.create_task(
+        remove_deleted(store, AttachmentFolder(tmp_path / "files"), lambda chat_id: None, now)
+    )
+    for number in range(5):
+        await store.write(talk, "gone", [f"fresh{number}"])
+    assert await removal != []
+    assert len(await store.read(search, "fresh4")) == 2
