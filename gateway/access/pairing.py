@@ -43,7 +43,7 @@ def offer_pairing(
     """
     if pairings.offer(db, message.sender, code, CODE_MINUTES * 60_000, max_pending, now):
         text = OFFER.format(code=code, minutes=CODE_MINUTES)
-        return refuse(db, message, message.chat, _offer_key(code), text, cursor, now)
+        return refuse(db, message, message.chat, _offer_key(pairings.hash_code(code)), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
         # Repeat it at most every 5 minutes, except for slash commands: Discord shows an unanswered command as hanging.
         moment = message.event_ref if message.ticket is not None else now // 300_000
@@ -57,15 +57,30 @@ def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
     """Give a code's recipient access, and store a welcome message. Raises `CommandError` for an invalid code."""
+    return approve_request(db, pairings.hash_code(code), role, decided_by, now)
+
+
+@locks(EVERYTHING)
+def approve_request(
+    db: Connection, code_hash: str, role: UserRole, decided_by: str, now: Millis
+) -> tuple[Pairing, ChatId | None]:
+    """Do the same as `approve_pairing` for the hash of a code."""
     try:
-        pairing = pairings.approve(db, code, role, decided_by, now)
+        pairing = pairings.approve(db, code_hash, role, decided_by, now)
     except PairingNotFound as error:
         raise CommandError("That code is not valid. It was already used, has expired, or never existed.") from error
-    chat_id = outbox.find_recipient(db, _offer_key(code))
+    chat_id = outbox.find_recipient(db, _offer_key(code_hash))
     if chat_id is not None:
-        key = f"welcome:{pairings.hash_code(code)[:16]}"
-        outbox.enqueue(db, Reply(chat_id=chat_id, markdown=WELCOME[role], dedupe_key=key), now)
+        reply = Reply(chat_id=chat_id, markdown=WELCOME[role], dedupe_key=f"welcome:{code_hash[:16]}")
+        outbox.enqueue(db, reply, now)
     return pairing, chat_id
+
+
+@locks("pairings")
+def deny_request(db: Connection, code_hash: str) -> None:
+    """Deny a pending request. The person can ask again. Raises `CommandError` if it was answered or has expired."""
+    if not pairings.deny(db, code_hash):
+        raise CommandError("This request was already answered or has expired. Reload the page.")
 
 
 @locks(EVERYTHING)
@@ -98,9 +113,9 @@ def pairing_row(pairing: Pairing) -> dict[str, str]:
     }
 
 
-def _offer_key(code: str) -> str:
-    """Return the dedupe key of the reply that offers a code. `approve_pairing` uses it to find the reply's chat."""
-    return f"pairing:{pairings.hash_code(code)[:16]}"
+def _offer_key(code_hash: str) -> str:
+    """Return the dedupe key of the reply that offers a code. On approval, this key leads to the chat of the code."""
+    return f"pairing:{code_hash[:16]}"
 
 
 @locks(chat="key cursor")

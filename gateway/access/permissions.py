@@ -19,12 +19,9 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import queue_steers
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, ChatKey, ChatKind, InboundMessage, UserRef
+from hermes_state.values import LOCAL_OWNER, ChatId, ChatKey, ChatKind, InboundMessage, UserRef
 
 log = structlog.get_logger()
-
-LOCAL_OWNER = UserRef("local:owner")
-"""Person who is signed in to the local web chat."""
 
 
 class AccessResult(StrEnum):

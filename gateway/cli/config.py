@@ -1,25 +1,20 @@
 """`hermes-gateway config check | show | keys` and `plugins list`."""
 
-import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from pydantic import SecretStr
 
 from agent.model.protocols import missing_extra
-from agent.model.sizes import SizeSource
 from gateway.cli.output import Json, echo, print_json, show, table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
-from gateway.config.blocks import fields_of, is_block
 from gateway.config.docs import describe_settings, settings_markdown
-from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
-from gateway.models.routes import all_routes, capacity_in, missing_keys, window_from
+from gateway.config.fields import FIELDS
+from gateway.models.routes import all_routes, missing_keys
+from gateway.operator.effective import effective_settings, setting_text
 from hermes_state.engines.opening import missing_driver
 from hermes_state.errors import ConfigError
 from hermes_state.files import missing_client
-from hermes_state.redaction import MARK, redact
 
 config = typer.Typer(no_args_is_help=True, help="Check and show the configuration.", rich_markup_mode=None)
 
@@ -59,12 +54,11 @@ def check(as_json: Json = False) -> None:
 def show_settings(as_json: Json = False) -> None:
     """Show every setting with its value and its source. Secrets are masked."""
     loaded = load_config(process_environment())
-    rows = {dotted(key): (_shown(value), loaded.sources[dotted(key)]) for key, value in values_of(loaded.config)}
-    rows |= _sizes(loaded)
+    rows = effective_settings(loaded)
     settings = {name: {"value": value, "source": source} for name, (value, source) in rows.items()}
     found = {"home": str(loaded.home), "settings": settings, "warnings": loaded.warnings}
     lines = table(
-        ("SETTING", "VALUE", "FROM"), [(name, _text(value), source) for name, (value, source) in rows.items()]
+        ("SETTING", "VALUE", "FROM"), [(name, setting_text(value), source) for name, (value, source) in rows.items()]
     )
     show(found, [*lines, f"\nState directory: {loaded.home}", *_warning_lines(loaded)], as_json=as_json)
 
@@ -90,21 +84,6 @@ def _warning_lines(loaded: LoadedConfig) -> list[str]:
     return [f"warning: {warning}" for warning in loaded.warnings]
 
 
-def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:
-    """Return the effective values of model limits that are not configured, and the source of each value."""
-    model, capacity = loaded.config.model, capacity_in(loaded.config.model)
-    known = {
-        "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),
-        "model.max_output_tokens": (model.max_output_tokens, capacity.usual_output, capacity.output_from),
-    }
-    rows: dict[str, tuple[Any, str]] = {}
-    for name, (configured, tokens, source) in known.items():
-        if configured is None:
-            by = "assumed" if source is SizeSource.ASSUMED else window_from(source)
-            rows[name] = (tokens, f"{DEFAULT_SOURCE}: {by}; the gateway asks the provider at the first turn")
-    return rows
-
-
 def _summary(loaded: LoadedConfig) -> str:
     config = loaded.config
     chats = [name for name, token in (("Telegram", config.telegram.token), ("Discord", config.discord.token)) if token]
@@ -113,32 +92,6 @@ def _summary(loaded: LoadedConfig) -> str:
     model = f"{config.model.name} ({config.model.protocol})" if config.model.name else config.model.protocol
     set_keys = sum(source != "default" for source in loaded.sources.values())
     return f"Serves {', '.join(chats) or 'nothing'}. Model: {model}. {set_keys} of {len(FIELDS)} settings are set."
-
-
-def _shown(value: Any) -> Any:
-    """Return a value for display, with secrets and passwords in addresses masked."""
-    if isinstance(value, SecretStr):
-        return MARK
-    if isinstance(value, str):
-        return redact(re.sub(r"(://[^\s/?#@:]*:)[^\s/?#@]+(?=@)|(?<=password=)[^\s&#]+", rf"\1{MARK}", value))
-    if is_block(type(value)):
-        return {key: _shown(getattr(value, key)) for key in fields_of(type(value))}
-    if isinstance(value, Mapping):
-        return {name: _shown(inner) for name, inner in value.items()}
-    return [_shown(inner) for inner in value] if isinstance(value, (tuple, list)) else value
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, Mapping)):
-        # A block in a list is shown only by its name. `--json` shows it in full.
-        names = (str(one.get("name", one) if isinstance(one, Mapping) else one) for one in value)
-        return ", ".join(names) or "-"
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 plugins = typer.Typer(no_args_is_help=True, help="Show plugins.", rich_markup_mode=None)

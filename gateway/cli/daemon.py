@@ -14,6 +14,7 @@ from gateway.operator.browsers import browser_rows, served_elsewhere
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin import browsers
 from hermes_state.admin.overview import load_overview
+from hermes_state.admin.pairings import UserRole
 from hermes_state.engines.opening import open_offline
 from hermes_state.errors import CommandError
 from hermes_state.imports import without
@@ -70,13 +71,20 @@ def url(
     is_revoked: Annotated[
         bool, typer.Option("--revoke", help="Sign out all browsers, or the one with this ID.")
     ] = False,
+    name: Annotated[str, typer.Option("--for", metavar="NAME", help="Sign in this person, not the owner.")] = "",
+    role: Annotated[UserRole | None, typer.Option("--role", help="With --for: role of the person.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print a new link to the web chat. The link signs in one browser and works once.
 
+    With --for, the link signs in another person, who has their own conversations, notes and limits. A new person
+    becomes a user unless --role says otherwise.
+
     In a cluster, only the node that serves the web chat prints a link; other nodes name that node. --list and --revoke
     work on every node.
     """
+    if role is not None and not name:
+        raise CommandError("--role needs --for NAME.")
     if is_revoked:
         args = {"id": browser} if browser else {}
         count = ask_or_write(
@@ -96,18 +104,19 @@ def url(
             empty=[],
             timeout_seconds=10,
         )
-        rows = [(one["id"], one["since"], one["agent"]) for one in found]
-        lines = table(("ID", "SIGNED IN", "BROWSER"), rows) if rows else ["No browser is signed in."]
+        rows = [(one["id"], one["person"], one["since"], one["agent"]) for one in found]
+        lines = table(("ID", "PERSON", "SIGNED IN", "BROWSER"), rows) if rows else ["No browser is signed in."]
         show(found, lines, as_json=as_json)
-    elif (address := _mint_url()) is None:
+    elif (address := _mint_url(name, role)) is None:
         raise CommandError("The web chat is not running. `hermes-gateway status` shows why.")
     else:
         show({"url": address}, [address], as_json=as_json)
 
 
-def _mint_url() -> str | None:
+def _mint_url(name: str, role: UserRole | None) -> str | None:
+    args = {"for": name, "role": role or ""}
     try:
-        address: str | None = ask(find_state(process_environment()).control_socket, "local.url")["url"]
+        address: str | None = ask(find_state(process_environment()).control_socket, "local.url", args)["url"]
     except DaemonNotRunningError:
         path, url = configured_database()
         if url is not None:

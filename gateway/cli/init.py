@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
 from agent.model.protocols import missing_extra
 from gateway.cli.output import confirm, echo
 from gateway.config import LoadedConfig, load_config, process_environment
-from gateway.config.files import check_home, locate_home, prepare_home
+from gateway.config.files import check_home, locate_home
 from gateway.config.settings import Config
+from gateway.config.writing import (
+    ADMINS,
+    DISCORD_TOKEN,
+    MODEL_BASE_URL,
+    MODEL_KEY,
+    MODEL_NAME,
+    MODEL_PROTOCOL,
+    SECRETS,
+    TELEGRAM_TOKEN,
+    new_files,
+    write_files,
+)
 from gateway.operator.probes import probe_discord, probe_model, probe_telegram
 from hermes_state.errors import CommandError, ConfigError
 
-TELEGRAM_TOKEN = "HERMES_TELEGRAM__TOKEN"
-DISCORD_TOKEN = "HERMES_DISCORD__TOKEN"
-MODEL_KEY = "HERMES_MODEL__API_KEY"
-MODEL_NAME = "HERMES_MODEL__NAME"
-MODEL_PROTOCOL = "HERMES_MODEL__PROTOCOL"
-MODEL_BASE_URL = "HERMES_MODEL__BASE_URL"
-ADMINS = "HERMES_ACCESS__ADMINS"
-
 _MODEL_VARIABLES = (MODEL_PROTOCOL, MODEL_BASE_URL, MODEL_KEY)
-
-SECRETS = (TELEGRAM_TOKEN, DISCORD_TOKEN, MODEL_KEY)
-"""Variables that are written to `.env`. All others are written to `config.yaml`."""
 
 _QUESTIONS: Mapping[str, str] = {
     TELEGRAM_TOKEN: "Telegram bot token from @BotFather (leave empty to skip Telegram)",
@@ -95,7 +95,7 @@ def init(
     load(answers)
     if not is_untested:
         _probe_all(load, answers, is_interactive=is_interactive)
-    _write(home, answers)
+    write_files(home, new_files(home, answers))
     loaded = load_config(environ)  # checks that `run` accepts the written files
     if (missing := missing_extra(loaded.config.model.protocol)) is not None:
         echo(f"{missing[0].upper()}{missing[1:]}.")
@@ -200,37 +200,3 @@ def _probe(variable: str, config: Config) -> str:
     if config.model.protocol == "offline":
         return "The built-in offline model answers."
     return probe_model(config.model, may_call=True)
-
-
-def _write(home: Path, answers: Mapping[str, str]) -> None:
-    prepare_home(home)
-    settings: dict[str, object] = {}
-    named = ((MODEL_NAME, "name"), (MODEL_PROTOCOL, "protocol"), (MODEL_BASE_URL, "base_url"))
-    model = {key: answers[name] for name, key in named if name in answers}
-    if model:
-        settings["model"] = model
-    if ADMINS in answers:
-        settings["access"] = {"admins": [part.strip() for part in answers[ADMINS].split(",") if part.strip()]}
-    text = "# Written by `hermes-gateway init`. All settings: `hermes-gateway config keys`.\n"
-    _replace(home / "config.yaml", text + (yaml.safe_dump(settings, sort_keys=False) if settings else ""))
-    # Values are quoted, so that variables in them are not expanded.
-    escaped = {name: answers[name].replace("\\", "\\\\").replace("'", "\\'") for name in answers if name in SECRETS}
-    _replace(home / ".env", "".join(f"{name}='{value}'\n" for name, value in escaped.items()))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file atomically, readable only by its owner. An existing file is kept as `.bak`."""
-    new = path.with_name(path.name + ".new")
-    try:
-        new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            old = path.with_name(path.name + ".bak")
-            old.unlink(missing_ok=True)
-            os.link(path, old)  # a hard link, so that the configuration file exists at all times
-        new.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,8 +1,9 @@
-"""`hermes-gateway lineage | search | history | sessions | usage | insights`: show stored messages and costs."""
+"""`hermes-gateway lineage | search | history | sessions | why | usage | insights`: show stored messages and costs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
+import msgspec
 import typer
 
 from gateway.cli.answers import ask_or_read, configured_redactor
@@ -31,8 +32,10 @@ from gateway.operator.spending import (
     today_lines,
     usage_lines,
 )
+from gateway.operator.why import why_lines
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import LineageSession, short_key
+from hermes_state.admin.why import Why
 from hermes_state.errors import ConfigError
 from hermes_state.search.full_text import FoundMessage
 from hermes_state.sessions import Conversation
@@ -187,6 +190,15 @@ def _conversation_cells(one: Conversation) -> tuple[str, ...]:
         state,
         shortened(one.title or one.first_words),
     )
+
+
+def why(
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="Id of a message, such as m123.")],
+    as_json: Json = False,
+) -> None:
+    """Explain one message: when it arrived, which model calls and tools ran, and how its answer was delivered."""
+    [found] = look_up("why", {"message": message}, Why)
+    show(msgspec.to_builtins(found), why_lines(found), as_json=as_json)
 
 
 def usage(

@@ -1,4 +1,4 @@
-"""Admin commands for stored conversations: /lineage /search /session.
+"""Admin commands for stored conversations: /lineage /search /session /why.
 
 In a shared chat, they show only the conversations of that chat.
 """
@@ -10,9 +10,11 @@ from datetime import tzinfo
 from agent.context.excerpt import Redact
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.operator.lookups import SearchRequest, compression_details, find_place, incompleteness, speaker
+from gateway.operator.why import load_explained, why_lines
 from gateway.times import format_time, parse_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LineageSession, LookupResult, short_key
+from hermes_state.admin.why import Why
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
@@ -69,11 +71,12 @@ async def search(request: CommandRequest) -> CommandResult:
     lookup, store = _parse_search(request.argument, request.zone), request.context.store
     try:
         found = await store.read_within(2.0, lookup.read, request.reachable_chat)
+        advice = [] if found else await store.read_within(2.0, lookup.advise, request.reachable_chat)
         notes = list(filter(None, [await store.read(incompleteness)]))
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read the data. Try less common words.") from error
     if not found:
-        return say(" ".join(["No message matches.", *notes]))
+        return say(" ".join([*advice, *notes]))
     redact, lines, buttons = request.redactor, notes, []
     for one in await asyncio.to_thread(lambda: [lookup.redacted(hit, redact) for hit in found]):
         name, who = recall_id(one.message_id), one.sender_name or one.role
@@ -138,6 +141,19 @@ async def session(request: CommandRequest) -> CommandResult:
     )
     lines = await asyncio.to_thread(_row_lines, opened, request.redactor, zone)
     return say("\n\n".join([head, *lines]), *opened.buttons)
+
+
+async def why(request: CommandRequest) -> CommandResult:
+    """Explain one message, in a shared chat only a message of that chat."""
+
+    def load(db: Connection) -> Why:
+        find_place(db, request.argument, request.reachable_chat)
+        return load_explained(db, request.argument)
+
+    if not request.argument:
+        raise CommandError("Send `/why` with the id of a message, such as `/why m123`.")
+    found = await request.context.store.read(load)
+    return say(request.redactor("\n".join(why_lines(found, request.zone))))
 
 
 def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:

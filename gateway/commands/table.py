@@ -245,6 +245,13 @@ COMMANDS = (
         "open a session, or the session that contains a message",
         (Option("id", "a session's id, or a message's id such as m123", is_required=True),),
     ),
+    _admin(
+        "why",
+        READ,
+        lineage.why,
+        "explain one message, from its arrival to its delivery",
+        (Option("message", "a message's id such as m123", is_required=True),),
+    ),
 )
 
 REGISTRY = CommandRegistry(COMMANDS)

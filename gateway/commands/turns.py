@@ -10,9 +10,9 @@ from hermes_state.errors import CommandError
 from hermes_state.sessions import load_active
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
-from hermes_state.transcripts import View, hide, load_view
+from hermes_state.transcripts import View, hide, load_view, split_exchanges, undoable_exchanges
 from hermes_state.turns import RunningTurn, find_open_turn, find_turn, was_stopped
-from hermes_state.values import ChatId, InboxId, Message, Millis, Origin, UserRef
+from hermes_state.values import ChatId, InboxId, Millis, Origin, UserRef
 
 STOPPED = "stopped by the person"
 
@@ -111,7 +111,7 @@ def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
 @transaction
 def retry(request: CommandRequest, db: Connection, now: Millis) -> RunningTurn:
     view = _active_view(db, request.chat.id)
-    exchanges = _exchanges(view)
+    exchanges = split_exchanges(view)
     if not exchanges:
         raise CommandError("There is no message to answer again.")
     answers = [message.id for message in exchanges[-1] if message.origin in (Origin.ASSISTANT, Origin.TOOL)]
@@ -125,10 +125,7 @@ def undo(request: CommandRequest, db: Connection, now: Millis) -> str:
     if count is None:
         raise CommandError("Send `/undo`, or `/undo 3` to undo three exchanges.")
     view = _active_view(db, request.chat.id)
-    exchanges = _exchanges(view)
-    # Only exchanges after the newest summary can be undone. Those before it are the kept start of the conversation.
-    handoffs = (at for at, rows in enumerate(exchanges, 1) if any(row.origin is Origin.SUMMARY for row in rows))
-    exchanges = exchanges[max(handoffs, default=0) :]
+    exchanges = undoable_exchanges(view)
     is_compressed = any(message.origin is Origin.SUMMARY for message in view.transcript)
     if not exchanges:
         raise CommandError(BEFORE_IS_COMPRESSED if is_compressed else "There is nothing to undo.")
@@ -145,19 +142,6 @@ def _active_view(db: Connection, chat_id: ChatId) -> View:
     if session is None or session.ended_at is not None:
         raise CommandError("There is no conversation yet.")
     return load_view(db, session.lineage_id)
-
-
-def _exchanges(view: View) -> list[list[Message]]:
-    """Group rows into exchanges that start with a human message. Drop the rows before the first exchange."""
-    exchanges: list[list[Message]] = []
-    turn = None
-    for message in view.transcript:
-        if message.origin is Origin.HUMAN and (message.turn_id is None or message.turn_id != turn):
-            exchanges.append([])
-            turn = message.turn_id
-        if exchanges:
-            exchanges[-1].append(message)
-    return exchanges
 
 
 async def queue(request: CommandRequest) -> CommandResult:

@@ -12,7 +12,10 @@ from hermes_state.values import Millis
 def browser_rows(db: Connection, now: Millis) -> list[Mapping[str, str]]:
     """Return the signed-in browsers, newest first."""
     found = reversed(browsers.load(db, now))
-    return [{"id": one.id, "since": format_time(one.created_at), "agent": one.agent} for one in found]
+    return [
+        {"id": one.id, "since": format_time(one.created_at), "agent": one.agent, "person": one.person_name}
+        for one in found
+    ]
 
 
 def served_elsewhere(db: Connection, own_id: str = "") -> str | None:

@@ -13,6 +13,7 @@ from agent.engines.loader import BUILT_IN
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
 from gateway.access.permissions import AccessControl, AccessResult
+from gateway.access.web_links import make_link
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.pricing import cap_limits
@@ -184,14 +185,18 @@ class OperatorHandler:
         caps, now = cap_limits(self.runtime.config), self.clock.now()
         return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
 
-    async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a link that signs in one browser to the web chat, or None while the web chat is not running."""
-        local = self.adapters.supervised.get("local")
-        if local is not None:
-            from platforms.local import LocalAdapter
+    async def mint_local_url(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a link that signs in one browser of the owner, or of the person `for` with the role `role`.
 
-            assert isinstance(local.adapter, LocalAdapter), "made by `make_adapters`"
-            if (url := local.adapter.mint_url()) is not None:
+        The link is None while the web chat is not running.
+        """
+        local = self.adapters.supervised.get("local")
+        role, name = UserRole(args["role"]) if args.get("role") else None, str(args.get("for", ""))
+        if local is not None:
+            made = make_link(
+                self.store, self.access, local.adapter, self.clock, name=name, role=role, decided_by=COMMAND_LINE
+            )
+            if (url := await made) is not None:
                 return {"url": url}
         is_shared = not isinstance(self.store, SqliteStore)
         if is_shared and (elsewhere := await self.store.read(served_elsewhere, self.store.id)) is not None:

@@ -78,6 +78,16 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
     raise CommandError(_trouble("The model's server", base, status, body))
 
 
+def served_models(base_url: str, *, timeout_seconds: float) -> tuple[str, ...] | None:
+    """Return the chat models that a server on this machine lists, at most 50, or None if it is no model server."""
+    status, body = _fetch(f"{base_url}/models", timeout_seconds=timeout_seconds, is_direct=True)
+    rows = body.get("data")
+    if status != 200 or not isinstance(rows, list):
+        return None
+    names = [str(row["id"]) for row in rows[:200] if isinstance(row, dict) and row.get("id")]
+    return tuple(name for name in names if len(name) <= 200 and "embed" not in name.lower())[:50]
+
+
 def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
     key, base = settings.plain_key, (settings.address or "").rstrip("/")
     headers = ({"Authorization": f"Bearer {key}"} if key else {}) | settings.plain_headers
@@ -145,13 +155,24 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
-    """Return the HTTP status and the JSON object (a list as `{"data": …}`). Without a response: 0 and a `reason`."""
+def _fetch(
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    body: object = None,
+    *,
+    timeout_seconds: float = 5.0,
+    is_direct: bool = False,
+) -> tuple[int, Mapping[str, Any]]:
+    """Return the HTTP status and the JSON object (a list as `{"data": …}`). Without a response: 0 and a `reason`.
+
+    With `is_direct`, a proxy of the environment is not used.
+    """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
-    opener = urllib.request.build_opener(_NoRedirectHandler)
+    proxies = [urllib.request.ProxyHandler({})] if is_direct else []
+    opener = urllib.request.build_opener(_NoRedirectHandler, *proxies)
     try:
-        with opener.open(request, timeout=5.0) as answer:
+        with opener.open(request, timeout=timeout_seconds) as answer:
             return answer.status, _object(answer.read(4_194_304))
     except urllib.error.HTTPError as error:
         with error:

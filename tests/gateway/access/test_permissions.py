@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.access.permissions import LOCAL_OWNER, AccessControl, AccessResult
+from gateway.access.permissions import AccessControl, AccessResult
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
+from hermes_state.values import LOCAL_OWNER, ChatKind, InboundMessage, Sender, UserRef
 from tests.gateway.helpers import ANN, BOSS, EVE, TestGateway, config_of, live_config, serving
 from tests.hermes_state.rows import START
 
@@ -49,7 +49,7 @@ async def test_a_pairing_gives_access_until_it_is_revoked(store: Store) -> None:
     await store.write(pairings.offer, EVE, "ABCDEFGH", 60_000, 10, START)
     await access.load()
     assert access.role_of(EVE.ref) is None
-    await store.write(pairings.approve, "ABCDEFGH", UserRole.ADMIN, "x", START)
+    await store.write(pairings.approve, pairings.hash_code("ABCDEFGH"), UserRole.ADMIN, "x", START)
     await access.load()
     assert access.role_of(EVE.ref) is UserRole.ADMIN
     await store.write(pairings.revoke, EVE.ref, "x", START)
@@ -60,7 +60,7 @@ async def test_a_pairing_gives_access_until_it_is_revoked(store: Store) -> None:
 async def test_a_pairing_does_not_change_a_configured_admin(store: Store) -> None:
     access = access_of(store)
     await store.write(pairings.offer, BOSS, "ABCDEFGH", 60_000, 10, START)
-    await store.write(pairings.approve, "ABCDEFGH", UserRole.USER, "x", START)
+    await store.write(pairings.approve, pairings.hash_code("ABCDEFGH"), UserRole.USER, "x", START)
     await access.load()
     assert access.role_of(BOSS.ref) is UserRole.ADMIN
 
@@ -99,7 +99,7 @@ async def test_a_name_never_gives_access(store: Store, tmp_path: Path) -> None:
 
 async def test_of_two_concurrent_loads_the_later_one_wins(store: Store) -> None:
     await store.write(pairings.offer, EVE, "ABCDEFGH", 60_000, 10, START)
-    await store.write(pairings.approve, "ABCDEFGH", UserRole.USER, "x", START)
+    await store.write(pairings.approve, pairings.hash_code("ABCDEFGH"), UserRole.USER, "x", START)
     access = access_of(store)
     real, has_looked, may_answer = store.read, asyncio.Event(), asyncio.Event()
 

@@ -1,0 +1,49 @@
+"""Links that sign a person in to the web chat. The gateway knows web people by a name that an admin chose."""
+
+from gateway.access.permissions import AccessControl
+from hermes_state.admin import pairings
+from hermes_state.admin.pairings import UserRole
+from hermes_state.errors import CommandError
+from hermes_state.store.locks import EVERYTHING, locks
+from hermes_state.store.sql import Connection
+from hermes_state.store.writer import Store
+from hermes_state.values import LOCAL_OWNER, Clock, Millis, UserRef
+from platforms.base import PlatformAdapter
+
+
+async def make_link(
+    store: Store,
+    access: AccessControl,
+    adapter: PlatformAdapter | None,
+    clock: Clock,
+    *,
+    name: str = "",
+    role: UserRole | None = None,
+    decided_by: str = "",
+) -> str | None:
+    """Return a new link for the owner, or for another person if a name is given. None while no page is served.
+
+    A new person gets the role `user` unless `role` says otherwise. A known person keeps their role. Raises
+    `CommandError` if the name is not valid, or if the owner would lose their rights.
+    """
+    from platforms.local import LocalAdapter  # only a gateway with a web chat imports it
+    from platforms.local.pages import named_after
+
+    if not isinstance(adapter, LocalAdapter) or adapter.url is None:
+        return None
+    if not name:
+        return adapter.mint_url()
+    person, shown = UserRef(f"local:{named_after(name)}"), " ".join(name.split())[:80]
+    if person == "local:" or not shown.isprintable():
+        raise CommandError("A name needs at least one letter or digit, and no control characters.")
+    if person == LOCAL_OWNER:
+        raise CommandError("“owner” is the owner of this gateway. Choose another name.")
+    if role is not None or access.role_of(person) is None:
+        await store.write(_admit, person, shown, role or UserRole.USER, decided_by, clock.now())
+        await access.load()
+    return adapter.mint_url(person, shown)
+
+
+@locks(EVERYTHING)
+def _admit(db: Connection, person: UserRef, name: str, role: UserRole, decided_by: str, now: Millis) -> None:
+    pairings.admit(db, person, name, role, decided_by, now)

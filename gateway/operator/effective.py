@@ -1,0 +1,62 @@
+"""Effective settings: each value, its source, and the model limits that are in use. Secrets are masked."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import SecretStr
+
+from agent.model.sizes import SizeSource
+from gateway.config import LoadedConfig
+from gateway.config.blocks import fields_of, is_block
+from gateway.config.fields import DEFAULT_SOURCE, dotted, values_of
+from gateway.models.routes import capacity_in, window_from
+from hermes_state.redaction import MARK, redact
+
+
+def effective_settings(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:  # `Any`: JSON
+    """Return the value and the source of every setting, by key."""
+    rows = {dotted(key): (_shown(value), loaded.sources[dotted(key)]) for key, value in values_of(loaded.config)}
+    return rows | _sizes(loaded)
+
+
+def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:
+    """Return the effective values of model limits that are not configured, and the source of each value."""
+    model, capacity = loaded.config.model, capacity_in(loaded.config.model)
+    known = {
+        "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),
+        "model.max_output_tokens": (model.max_output_tokens, capacity.usual_output, capacity.output_from),
+    }
+    rows: dict[str, tuple[Any, str]] = {}
+    for name, (configured, tokens, source) in known.items():
+        if configured is None:
+            by = "assumed" if source is SizeSource.ASSUMED else window_from(source)
+            rows[name] = (tokens, f"{DEFAULT_SOURCE}: {by}; the gateway asks the provider at the first turn")
+    return rows
+
+
+def _shown(value: Any) -> Any:
+    """Return a value for display, with secrets and passwords in addresses masked."""
+    if isinstance(value, SecretStr):
+        return MARK
+    if isinstance(value, str):
+        return redact(re.sub(r"(://[^\s/?#@:]*:)[^\s/?#@]+(?=@)|(?<=password=)[^\s&#]+", rf"\1{MARK}", value))
+    if is_block(type(value)):
+        return {key: _shown(getattr(value, key)) for key in fields_of(type(value))}
+    if isinstance(value, Mapping):
+        return {name: _shown(inner) for name, inner in value.items()}
+    return [_shown(inner) for inner in value] if isinstance(value, (tuple, list)) else value
+
+
+def setting_text(value: Any) -> str:
+    """Return a value for people, in one line of at most 60 characters."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, Mapping)):
+        # A block in a list is shown only by its name. `--json` shows it in full.
+        names = (str(one.get("name", one) if isinstance(one, Mapping) else one) for one in value)
+        return ", ".join(names) or "-"
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

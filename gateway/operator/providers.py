@@ -1,0 +1,78 @@
+"""Providers that are recognised by their keys and addresses, and model servers on this machine."""
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from gateway.config.routes import DEFAULT_MODEL, OWN_ADDRESSES
+from gateway.operator.probes import served_models
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    name: str
+    key_shape: str
+    """Pattern of the start of its keys."""
+    model: str
+    """Model to use if the person names none."""
+    base_url: str = ""
+    """Address of the API; empty if the protocol has this address."""
+    protocol: str = ""
+
+    @property
+    def host(self) -> str | None:
+        return urlsplit(self.base_url or OWN_ADDRESSES[self.protocol or "chat_completions"]).hostname
+
+
+PROVIDERS = (
+    Provider("Anthropic", "sk-ant-", "claude-sonnet-5-5", protocol="anthropic"),
+    Provider("OpenRouter", "sk-or-", "anthropic/claude-sonnet-5.5", "https://openrouter.ai/api/v1"),
+    Provider("Gemini", "AIza", "gemini-flash-latest", "https://generativelanguage.googleapis.com/v1beta/openai"),
+    Provider("Groq", "gsk_", "openai/gpt-oss-120b", "https://api.groq.com/openai/v1"),
+    Provider("xAI", "xai-", "grok-4", "https://api.x.ai/v1"),
+    Provider("DeepSeek", "sk-[0-9a-f]{32}$", "deepseek-chat", "https://api.deepseek.com/v1"),
+    Provider("OpenAI", "sk-", DEFAULT_MODEL),
+)
+"""Known providers. The first one whose pattern matches a key is its provider."""
+
+
+def recognise(key: str, address: str) -> Provider | None:
+    """Return the provider with this address, or the provider whose keys look like `key` if there is no address.
+
+    >>> recognise("sk-or-v1-0", "").name, recognise("sk-0", "https://api.deepseek.com").name
+    ('OpenRouter', 'DeepSeek')
+    """
+    if address:
+        try:
+            host = urlsplit(address).hostname
+        except ValueError:  # the check of the settings explains what is wrong
+            return None
+        return next((one for one in PROVIDERS if one.host == host), None)
+    return next((one for one in PROVIDERS if re.match(one.key_shape, key)), None)
+
+
+LOCAL_PORTS: Mapping[str, int] = {"Ollama": 11434, "LM Studio": 1234, "llama.cpp": 8080}
+"""Usual ports of model servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """Model server on this machine that answers."""
+
+    name: str
+    base_url: str
+    models: tuple[str, ...]
+
+
+def find_local_servers(ports: Mapping[str, int] = LOCAL_PORTS) -> list[LocalServer]:
+    """Ask the usual ports of this machine, on loopback only, for a list of models. Takes at most a few seconds."""
+
+    def find(name: str) -> LocalServer | None:
+        base_url = f"http://127.0.0.1:{ports[name]}/v1"
+        models = served_models(base_url, timeout_seconds=1.0)
+        return None if models is None else LocalServer(name, base_url, models)
+
+    with ThreadPoolExecutor(len(ports)) as pool:
+        return [server for server in pool.map(find, ports) if server is not None]

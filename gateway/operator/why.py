@@ -1,0 +1,62 @@
+"""Explains one message to admins: the same sentences on the command line, in a chat and in the console."""
+
+from collections.abc import Iterator
+from datetime import UTC, tzinfo
+
+from gateway.times import format_time
+from hermes_state.admin.why import Why, WhyStep, load_why
+from hermes_state.errors import CommandError, LookupRejected
+from hermes_state.store.sql import Connection
+from hermes_state.text import counted, dollars
+from hermes_state.values import Millis, recall_id
+
+
+def load_explained(db: Connection, name: str) -> Why:
+    """Load the history of a message. Raises `CommandError` if there is no message with this id."""
+    try:
+        return load_why(db, name)
+    except LookupRejected as error:
+        raise CommandError(f"There is no message `{name[:40]}`. Message ids look like `m123`.") from error
+
+
+def why_lines(found: Why, zone: tzinfo | None = UTC) -> list[str]:
+    """Return the history of a message as sentences, in the order of events."""
+    turn, lines = found.turn, [f"Message {recall_id(found.turn.message_id)} in {found.turn.chat.name}:"]
+    for one in found.arrivals:
+        delay = max(0, one.received_at - one.sent_at) / 1000
+        waited = max(0, (turn.started_at or one.received_at) - one.received_at) / 1000
+        lines.append(
+            f"- {format_time(one.received_at, zone)}: arrived from {one.sender_name} ({one.sender_ref}), who has "
+            f"access, {delay:.1f} s after it was sent, and waited {waited:.1f} s for its turn."
+        )
+    if turn.turn_id is None:
+        return [*lines, "- It belongs to no turn, so there is nothing more to tell."]
+    if len(found.arrivals) > 1:
+        lines.append(f"- {counted(len(found.arrivals), 'message')} were answered together in one turn.")
+    restarts = f" It was restarted {counted(turn.restarts, 'time')}." if turn.restarts else ""
+    lines.append(f"- {_at(turn.started_at, zone)}: the turn started for {turn.started_by}.{restarts}")
+    lines += _step_lines(found, zone)
+    reason = f": {turn.error}" if turn.error else ""
+    lines.append(
+        f"- {_at(turn.ended_at, zone)}: the turn was {turn.state}{reason}."
+        if turn.ended_at is not None
+        else f"- The turn is {turn.state}."
+    )
+    return lines
+
+
+def _step_lines(found: Why, zone: tzinfo | None) -> Iterator[str]:
+    for step in found.steps:
+        yield f"- {_at(step.at, zone)}: {_words(step)}."
+
+
+def _words(step: WhyStep) -> str:
+    took = f" in {step.took_ms / 1000:.1f} s" if step.took_ms is not None else ""
+    cost = f", {dollars(step.cost)}" if step.cost is not None else ""
+    tokens = f" ({step.tokens}{cost})" if step.tokens else ""
+    kinds = {"model": "model call", "tool": "tool", "compression": "compression", "delivery": "delivery"}
+    return f"{kinds[step.kind]} {step.name}: {step.outcome}{took}{tokens}"
+
+
+def _at(at: Millis | None, zone: tzinfo | None) -> str:
+    return "?" if at is None else format_time(at, zone)
