@@ -12,6 +12,7 @@ from typing import Protocol
 
 from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.values import ChatKey, Cursor, InboundEvent, InboundMessage, IncomingAttachment, Millis, OutboundPart
+from platforms.console import Console
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,22 @@ class OutboundFile:
             raise PlatformUnavailable(f"the file cannot be read: {error.strerror or error}") from error
 
 
+class TextKind(StrEnum):
+    """Author and purpose of a text."""
+
+    ANSWER = "answer"
+    """Text from the model. The gateway wrote all others."""
+    REPLY = "reply"
+    """Reply to a command."""
+    NOTICE = "notice"
+    QUESTION = "question"
+    """Approval request, or the same message with its outcome."""
+    FAILURE = "failure"
+    """Error that ended a turn. `/retry` runs the turn again."""
+    ERROR = "error"
+    """Other error."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRequest:
     """One part of a message, with everything that an adapter needs to retry without showing the part twice."""
@@ -120,8 +137,7 @@ class SendRequest:
     """True if the platform rejected the formatting or the file, so the adapter sends only `part.plain`."""
     file: OutboundFile | None = None
     """File of the part, unless `is_plain` is set."""
-    is_notice: bool = False
-    """True for text that the gateway wrote, such as a command's reply or an error; False for text from the model."""
+    text_kind: TextKind = TextKind.ANSWER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +192,10 @@ class ReceivedEvent:
 
 class Intake(Protocol):
     """The gateway's intake, which receives the events of all adapters."""
+
+    @property
+    def console(self) -> Console:
+        """Data and actions of the web pages."""
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
         """Store the event (unless it is a duplicate, ignored or denied) and move the cursor in the same commit.

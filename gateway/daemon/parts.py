@@ -20,7 +20,10 @@ from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
 from gateway.config import LiveConfig, LoadedConfig
 from gateway.config.fields import DEFAULT_SOURCE
+from gateway.console.handler import ConsoleHandler
+from gateway.console.registry import ConsoleContext
 from gateway.daemon.agent import AgentMaker
+from gateway.daemon.reload import Reloader
 from gateway.daemon.tools import BuiltInTools
 from gateway.health import Heartbeat
 from gateway.inbound.intake import GatewayIntake
@@ -32,7 +35,13 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter, tell_background_end
-from gateway.schedules import expire_idle, expire_questions, fire_schedules, run_housekeeping
+from gateway.schedules import (
+    expire_idle,
+    expire_questions,
+    fire_schedules,
+    remove_deleted_chats,
+    run_housekeeping,
+)
 from gateway.signals import SignalHandler
 from gateway.timers import LOOK_SECONDS, Timer, TimerWork, run_timers
 from gateway.turns.attachments import AttachmentHandler
@@ -74,6 +83,7 @@ class Parts:
         self.clock = clock = SystemClock()
         self.scaler, self.state, self.gates = ImageScaler(files), NodeState(), GateRegistry()
         self.approval_timer, self.schedule_timer = Timer("approvals", 300.0), Timer("schedules", LOOK_SECONDS)
+        self.deletion_timer = Timer("deletions", 300.0)
         self.membership = Membership(store, clock, lambda: live.config)
 
         # Replies
@@ -100,6 +110,7 @@ class Parts:
         make_client = partial(transcription_client, spending=self.spending)
         self.transcriber = TranscriptionHandler(store=store, runtime=runtime, clock=clock, make_client=make_client)
         self.titles = TitleWriter(store=store, runtime=runtime, clock=clock)
+        self.reloader = self._make_reloader()
         self.lanes = self._make_lanes(slots=loaded.config.sessions.max_turns)
         self.commands = CommandRunner(self._command_context(), self.delivery, group)
         self.node = self._make_node()
@@ -158,6 +169,21 @@ class Parts:
             ),
         )
 
+    def _make_reloader(self) -> Reloader:
+        def tell() -> None:
+            self.access_changed.set()
+            self.membership.changed.set()
+
+        return Reloader(
+            environ=self.environ,
+            live=self.live,
+            runtime=self.runtime,
+            agents=self.agents,
+            tools=self.tools,
+            group=self.group,
+            on_applied=tell,
+        )
+
     def _make_lanes(self, slots: int) -> LaneRegistry:
         return LaneRegistry(
             store=self.store,
@@ -202,6 +228,24 @@ class Parts:
             peer_line=lambda: self.state.status_line(self.membership.node),
         )
 
+    def _console_context(self) -> ConsoleContext:
+        return ConsoleContext(
+            store=self.store,
+            live=self.live,
+            runtime=self.runtime,
+            access=self.access,
+            adapters=self.adapters,
+            lanes=self.lanes,
+            servers=self.tools.servers,
+            delivery=self.delivery,
+            reschedule=self.schedule_timer.wake,
+            preview_settings=self.reloader.preview,
+            save_settings=self.reloader.save,
+            remove_deleted=self.deletion_timer.wake,
+            clock=self.clock,
+            started_at=self.clock.now(),
+        )
+
     def _make_node(self) -> Node:
         intake = GatewayIntake(
             store=self.store,
@@ -211,6 +255,7 @@ class Parts:
             lanes=self.lanes,
             commands=self.commands,
             delivery=self.delivery,
+            console=ConsoleHandler(self._console_context()),
             clock=self.clock,
         )
         return Node(
@@ -237,6 +282,9 @@ class Parts:
         timers: dict[Timer, TimerWork] = {
             self.approval_timer: partial(expire_questions, self.lanes),
             self.schedule_timer: partial(fire_schedules, self.lanes),
+            self.deletion_timer: partial(
+                remove_deleted_chats, self.lanes, self.files, self.live.loaded.home / "memory"
+            ),
             Timer("expire_idle", 5 * 60, runs_at_once=False): partial(expire_idle, self.lanes),
             Timer("housekeeping", 60 * 60, runs_at_once=False): partial(run_housekeeping, self.lanes, self.files),
         }

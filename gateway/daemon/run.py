@@ -8,21 +8,18 @@ models and finally the database close.
 import asyncio
 import gc
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import structlog
 
-from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
 from agent.tools.terminal.sandbox import terminal_fault
-from gateway.config import ConfigRejected, LoadedConfig, load_config, merge_for_reload, reload_differences
-from gateway.config.settings import Config
-from gateway.daemon.agent import agent_inputs
+from gateway.config import LoadedConfig
 from gateway.daemon.parts import Parts
+from gateway.daemon.reload import log_prices_and_caching
 from gateway.health import notify
-from gateway.logs import update_logging
 from gateway.models.clients import preload
-from gateway.models.pricing import unpriced_models, unpriced_sentence
 from gateway.operator.socket import serve_control
 from gateway.schedules import schedule_zone
 from hermes_state.aio import run_until
@@ -109,7 +106,7 @@ async def _serve_until_stopped(parts: Parts) -> None:
         if model.protocol == "offline":
             hint = f"the built-in offline model answers; to use a real one, {MODEL_SETUP_HINT}"
             log.warning("model.offline", hint=hint)
-        _log_prices_and_caching(loaded.config)
+        log_prices_and_caching(loaded.config)
         await parts.signals.stopping.wait()
         notify(parts.environ, "STOPPING=1")
         await _drain(parts)
@@ -165,41 +162,5 @@ async def _reload_when_asked(parts: Parts) -> None:
     while True:
         await parts.signals.reload_asked.wait()
         parts.signals.reload_asked.clear()
-        await _reload(parts)
-
-
-async def _reload(parts: Parts) -> None:
-    """Apply the changed configuration to the next turns. If the file is invalid, nothing changes."""
-    loaded, runtime = parts.live.loaded, parts.runtime
-    try:
-        new = await asyncio.to_thread(load_config, parts.environ)
-        await asyncio.to_thread(preload, new.config)
-        _warn(new.warnings)
-        plan, merged = reload_differences(loaded, new), merge_for_reload(loaded, new)
-        if agent_inputs(merged.config) != agent_inputs(loaded.config):
-            runtime.agent, runtime.models = parts.agents.make(merged)
-    except ConfigError as error:
-        _warn(error.warnings if isinstance(error, ConfigRejected) else ())
-        log.error("config.rejected", error=str(error), kept="the last good configuration")
-        return
-    parts.live.loaded = merged
-    await parts.tools.reload(runtime.agent.offers.registry.by_name, parts.group)
-    update_logging(merged.config.logging.level, merged.secrets())
-    parts.access_changed.set()
-    parts.membership.changed.set()
-    log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
-    _log_prices_and_caching(merged.config)
-
-
-def _warn(warnings: Sequence[str]) -> None:
-    for warning in warnings:
-        log.warning("config.warned", reason=warning)
-
-
-def _log_prices_and_caching(config: Config) -> None:
-    if names := unpriced_models(config):
-        log.warning("model.unpriced", models=names, hint=unpriced_sentence(names))
-    model = config.model
-    route = f"{model.protocol}:{model.route.host}" if model.route.host else model.protocol
-    is_on = marks_prompts(model.route.name or "", route)
-    log.info("prompt_cache.configured", is_on=is_on, route=route, ttl=model.cache_ttl, model=model.label)
+        with suppress(ConfigError):  # it was logged, and the last good configuration stays
+            await parts.reloader.reload()

@@ -32,6 +32,7 @@ from hermes_state.store.writer import Store
 from hermes_state.tools import schedules
 from hermes_state.values import ChatKey, ChatKind, Cursor, InboundEvent, InboundMessage, Millis, UserRef
 from platforms.base import ReceivedEvent
+from platforms.console import Console
 
 log = structlog.get_logger()
 
@@ -98,6 +99,7 @@ class GatewayIntake:
     lanes: LaneRegistry
     commands: CommandRunner
     delivery: Delivery
+    console: Console
     clock: values.Clock
     _command_limiter: RateLimiter = field(default_factory=RateLimiter, init=False)
     _message_limiter: RateLimiter = field(default_factory=RateLimiter, init=False)

@@ -47,7 +47,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId, TurnId
-from platforms.base import AdapterState, OutboundFile, PlatformAdapter, SendRequest
+from platforms.base import AdapterState, OutboundFile, PlatformAdapter, SendRequest, TextKind
 
 log = structlog.get_logger()
 
@@ -205,7 +205,12 @@ class Delivery:
             parts = await render_reply(adapter, WrittenReply(markdown=markdown), self.zone())
             for number, part in enumerate(parts):
                 request = SendRequest(
-                    chat=chat, part=part, key=f"u{digest}.{number}", reply_to=reply_to, ticket=ticket, is_notice=True
+                    chat=chat,
+                    part=part,
+                    key=f"u{digest}.{number}",
+                    reply_to=reply_to,
+                    ticket=ticket,
+                    text_kind=TextKind.NOTICE,
                 )
                 await self._send_or_plain(adapter, request)
         except PlatformError as error:
@@ -330,7 +335,7 @@ class Delivery:
             ticket=row.ticket,
             is_repeat=is_repeat,
             first_tried_at=row.first_tried_at or self.clock.now(),
-            is_notice=row.kind is not OutboxKind.FINAL,
+            text_kind=_text_kind(row),
             file=file_of(row.rendered, self.files),
         )
         try:
@@ -423,6 +428,17 @@ async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int =
     if written.buttons and adapter.capabilities.has_buttons:
         parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
     return parts
+
+
+def _text_kind(row: OutboxRow) -> TextKind:
+    cause = row.dedupe_key.partition(":")[0]
+    match row.kind:
+        case OutboxKind.FINAL:
+            return TextKind.ANSWER
+        case OutboxKind.ERROR:
+            return TextKind.FAILURE if cause == "turn" else TextKind.ERROR
+        case OutboxKind.STATUS:
+            return {"inbox": TextKind.REPLY, "approval": TextKind.QUESTION}.get(cause, TextKind.NOTICE)
 
 
 def file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:

@@ -9,6 +9,7 @@ therefore also needs the key, which is in browser storage that only this page ca
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 from yarl import URL
@@ -17,7 +18,7 @@ from hermes_state.admin import browsers
 from hermes_state.admin.browsers import SignedInBrowser
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, Millis
+from hermes_state.values import LOCAL_OWNER, Clock, Millis, UserRef
 
 TOKEN_MS = 24 * 3600 * 1000
 """Lifetime of an unused token, in milliseconds."""
@@ -31,7 +32,7 @@ OTHER_PAGE = (
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "worker-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
@@ -56,20 +57,28 @@ class Credentials(msgspec.Struct, frozen=True):
         return _digest(self.cookie + self.key)
 
 
+class Token(NamedTuple):
+    """One-time token and the person it signs in."""
+
+    at: Millis
+    person: UserRef
+    person_name: str
+
+
 class BrowserAccessControl:
     """Issues one-time tokens, and admits browsers that have exchanged one."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._tokens: dict[str, Millis] = {}
-        self._admitted: set[str] = set()
-        """Digests of the credentials of browsers that were signed in at their last request."""
+        self._tokens: dict[str, Token] = {}
+        self._admitted: dict[str, SignedInBrowser] = {}
+        """Browsers by digest that were signed in at their last request."""
 
-    def mint(self) -> str:
-        """Create a token. With more than five unused tokens, the oldest becomes invalid."""
+    def mint(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str:
+        """Create a token for a person. With more than five unused tokens, the oldest becomes invalid."""
         token = secrets.token_urlsafe(32)
-        self._tokens[_digest(token)] = self._clock.now()
+        self._tokens[_digest(token)] = Token(self._clock.now(), person, name)
         if len(self._tokens) > 5:
             del self._tokens[next(iter(self._tokens))]
         return token
@@ -80,34 +89,43 @@ class BrowserAccessControl:
         Raises `StoreUnavailable`, and the token then stays valid.
         """
         digest = _digest(token)
-        minted_at = self._tokens.pop(digest, None)
-        if minted_at is None or abs(self._clock.now() - minted_at) > TOKEN_MS:
+        minted = self._tokens.pop(digest, None)
+        if minted is None or abs(self._clock.now() - minted.at) > TOKEN_MS:
             return None
         made = Credentials(cookie=secrets.token_urlsafe(32), key=secrets.token_urlsafe(32))
         shown = "".join(character for character in agent if character.isprintable())[:200]
-        browser = SignedInBrowser(digest=made.digest, agent=shown, created_at=self._clock.now())
+        browser = SignedInBrowser(
+            digest=made.digest,
+            agent=shown,
+            created_at=self._clock.now(),
+            person=minted.person,
+            person_name=minted.person_name,
+        )
         try:
             await self._store.write(browsers.add, browser, 20)
         except BaseException:
-            self._tokens[digest] = minted_at
+            self._tokens[digest] = minted
             raise
-        self._admitted.add(made.digest)
+        self._admitted[made.digest] = browser
         return made
 
-    async def admits(self, given: Credentials) -> bool:
-        """Return True if the cookie and the key belong to a signed-in browser.
+    async def find_browser(self, given: Credentials) -> SignedInBrowser | None:
+        """Return the signed-in browser with this cookie and key, or None.
 
         Reads the database each time, because another process can sign the browser out. If the database cannot be read,
         the previous result for this browser is used.
         """
         if not (given.cookie and given.key):
-            return False
+            return None
         try:
-            is_signed_in = await self._store.read_short(browsers.is_signed_in, given.digest, self._clock.now())
+            browser = await self._store.read_short(browsers.find, given.digest, self._clock.now())
         except StoreUnavailable:
-            return given.digest in self._admitted
-        (self._admitted.add if is_signed_in else self._admitted.discard)(given.digest)
-        return is_signed_in
+            return self._admitted.get(given.digest)
+        if browser is None:
+            self._admitted.pop(given.digest, None)
+        else:
+            self._admitted[given.digest] = browser
+        return browser
 
 
 def refusal(headers: Mapping[str, str], method: str, hosts: Sequence[str], public_origin: str = "") -> str | None:

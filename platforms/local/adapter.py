@@ -12,16 +12,20 @@ from yarl import URL
 from hermes_state.errors import PlatformUnavailable, StateError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
+from hermes_state.values import LOCAL_OWNER, ChatKey, Clock, IncomingAttachment, OutboundPart, UserRef
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.http_server import http_server
 from platforms.local.access import BrowserAccessControl, address
+from platforms.local.chat_routes import ChatRoutes
 from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_recent
+from platforms.local.console_routes import ConsoleRoutes
 from platforms.local.entries import Entry, EntryKind, ref_of_file
-from platforms.local.history import chat_key, load_progress
-from platforms.local.markdown import split_parts, to_html
+from platforms.local.list_routes import ListRoutes
+from platforms.local.markdown import split_parts
 from platforms.local.pages import PageWriter
-from platforms.local.routes import RouteHandler
+from platforms.local.progress import render_ahead, show_progress
+from platforms.local.requests import SignedIn
+from platforms.local.routes import Site
 from platforms.local.uploads import UploadStore
 from platforms.settings import LocalSettings
 
@@ -82,9 +86,9 @@ class LocalAdapter:
             return None
         return str(address(self._settings.host, self._port) if self._public is None else self._public / "")
 
-    def mint_url(self) -> str | None:
-        """Return a link with a new token that signs in one browser, or None while the page is not served."""
-        return None if self.url is None else str(URL(self.url).with_query(token=self.access.mint()))
+    def mint_url(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str | None:
+        """Return a link with a new token that signs in one browser of a person, or None while no page is served."""
+        return None if self.url is None else str(URL(self.url).with_query(token=self.access.mint(person, name)))
 
     def health(self) -> AdapterHealth:
         if self._port is None:
@@ -99,22 +103,10 @@ class LocalAdapter:
             self._chats.open(await self._store.read(load_recent))
         except (OSError, StateError) as error:
             raise PlatformUnavailable(f"The web chat cannot start: {error}") from error
-        routes = RouteHandler(
-            intake=intake,
-            store=self._store,
-            clock=self._clock,
-            access=self.access,
-            chats=self._chats,
-            pages=self._pages,
-            uploads=self._uploads,
-            files=self._files,
-            max_characters=self._settings.max_characters,
-            host=self._settings.host,
-            public=self._public,
-        )
+        site = self._site(intake)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._save_recent)
-            self._port = await self._listen(stack, routes)
+            self._port = await self._listen(stack, site)
             stack.callback(self._chats.close)
             log.info("local.served", host=self._settings.host, port=self._port)
             url = self.mint_url()
@@ -125,12 +117,47 @@ class LocalAdapter:
             finally:
                 self._port = None
 
-    async def _listen(self, stack: AsyncExitStack, routes: RouteHandler) -> int:
+    def _site(self, intake: Intake) -> Site:
+        signed_in = SignedIn(self.access, intake.console)
+        chat = ChatRoutes(
+            intake=intake,
+            store=self._store,
+            clock=self._clock,
+            chats=self._chats,
+            pages=self._pages,
+            uploads=self._uploads,
+            files=self._files,
+            max_characters=self._settings.max_characters,
+            console=intake.console,
+            signed_in=signed_in,
+        )
+        return Site(
+            chat=chat,
+            console=ConsoleRoutes(
+                intake=intake, console=intake.console, clock=self._clock, pages=self._pages, signed_in=signed_in
+            ),
+            listing=ListRoutes(
+                store=self._store,
+                files=self._files,
+                clock=self._clock,
+                pages=self._pages,
+                chats=self._chats,
+                console=intake.console,
+                signed_in=signed_in,
+            ),
+            access=self.access,
+            signed_in=signed_in,
+            pages=self._pages,
+            host=self._settings.host,
+            public=self._public,
+        )
+
+    async def _listen(self, stack: AsyncExitStack, site: Site) -> int:
         """Open the configured port, or the next free port, and return it."""
         settings = self._settings
         host, last = settings.host.strip("[]"), settings.port + self._port_tries - 1
         for port in range(settings.port, last + 1):
-            server = http_server(routes.application(), host, port, stop_seconds=_SHUTDOWN_SECONDS)
+            server = http_server(site.application(), host, port, stop_seconds=_SHUTDOWN_SECONDS)
             try:
                 opened = await stack.enter_async_context(server)
             except OSError as error:
@@ -149,7 +176,7 @@ class LocalAdapter:
     async def _save_recent(self) -> None:
         try:
             async with asyncio.timeout(_SHUTDOWN_SECONDS):
-                await self._store.write(save_recent, {name: chat.recent for name, chat in self._chats.items()})
+                await self._store.write(save_recent, {key: chat.recent for key, chat in self._chats.items()})
         except (StateError, TimeoutError) as error:
             log.info("local.recent_not_saved", error=type(error).__name__)
 
@@ -165,55 +192,38 @@ class LocalAdapter:
         known = chat.find(ref)
         entry = Entry(
             ref=ref,
-            kind=EntryKind.NOTICE if request.is_notice else EntryKind.ANSWER,
+            kind=EntryKind(request.text_kind),
             at=self._clock.now() if known is None else known.at,
             text=request.part.plain if request.is_plain else request.part.text,
             is_plain=request.is_plain,
             sent=sent,
             buttons=request.part.buttons,
         )
-        await self._render_ahead(chat, entry)
+        await render_ahead(chat, entry)
         chat.add(entry)
-        await self._show_progress(chat)
+        await show_progress(self._store, chat)
         return ref
 
     async def show(self, preview: Preview) -> str | None:
-        chat = await self._show_progress(self._live_chat(preview.chat))
+        chat = self._live_chat(preview.chat)
+        await show_progress(self._store, chat)
         ref = preview.ref or f"t-{preview.number}"
         text = (await asyncio.to_thread(split_parts, preview.text, self._settings.max_part_units))[0]
         entry = Entry(ref=ref, kind=EntryKind.PREVIEW, at=self._clock.now(), text=text)
-        await self._render_ahead(chat, entry)
+        await render_ahead(chat, entry)
         chat.show_preview(entry)
         return ref
 
     async def show_typing(self, chat: ChatKey) -> None:
-        (await self._show_progress(self._live_chat(chat))).show_typing()
-
-    async def _render_ahead(self, chat: LiveChat, *entries: Entry) -> None:
-        """Render longer texts to HTML in a thread, because each update of a preview can take a second."""
-        texts = [entry.text for entry in entries if not entry.is_plain]
-        # Even the slowest text of 500 characters takes only ten milliseconds.
-        if chat.stream.watchers and sum(map(len, texts)) > 500:
-            await asyncio.to_thread(lambda: [to_html(text) for text in texts])
+        shown = self._live_chat(chat)
+        await show_progress(self._store, shown)
+        shown.show_typing()
 
     def _live_chat(self, key: ChatKey) -> LiveChat:
         """Return the chat with this key. Raises `PlatformUnavailable` while no page is served."""
         if self._port is None:
             raise PlatformUnavailable("the web chat is not running")
-        return self._chats[key.chat_ref]
-
-    async def _show_progress(self, chat: LiveChat) -> LiveChat:
-        """Show running tool calls, and which messages left the queue. If the database fails, a reload shows them."""
-        if chat.stream.watchers or chat.has_waiting:
-            try:
-                lines, waiting = await self._store.read(load_progress, chat_key(chat.name))
-            except StateError as error:
-                log.debug("local.progress_unreadable", error=type(error).__name__)
-            else:
-                await self._render_ahead(chat, *chat.changed_tools(lines))
-                chat.show_tools(lines)
-                chat.show_waiting(waiting, self._clock.now())
-        return chat
+        return self._chats[key]
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         return await asyncio.to_thread(self._uploads.copy, attachment, target, max_bytes)

@@ -10,16 +10,15 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import msgspec
 
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note, save_note
-from hermes_state.values import Millis
-from platforms.local.entries import Entry, EntryKind, taken_up
-from platforms.local.history import chat_key, load_known_refs
-from platforms.local.pages import PageWriter
+from hermes_state.values import ChatKey
+from platforms.local.entries import Entry, EntryKind
+from platforms.local.history import load_known_refs
+from platforms.local.pages import PageWriter, chat_key
 from platforms.text import with_newlines
 
 MAX_EVENTS = 200
@@ -29,13 +28,20 @@ MAX_EVENTS = 200
 class LiveChat:
     """State of one chat. Every change is published to the chat's open pages."""
 
-    def __init__(self, name: str, pages: PageWriter) -> None:
-        self.name = name
+    def __init__(self, key: ChatKey, pages: PageWriter) -> None:
+        self.key = key
         self.stream = ChatStream()
         self._pages = pages
         self._recent: OrderedDict[str, Entry] = OrderedDict()
         self._preview: Entry | None = None
-        self._tools: dict[str, Entry] = {}
+        self._shown: dict[str, Entry] = {}  # what open pages show of the newest rows
+        self.version = 0
+        """Number that changes with the entries, so that entries which were loaded before a change are not shown."""
+
+    @property
+    def name(self) -> str:
+        """Name of the chat in the addresses of its person."""
+        return self.key.chat_ref
 
     @property
     def recent(self) -> list[Entry]:
@@ -47,10 +53,15 @@ class LiveChat:
         """Recent entries and the unfinished answer."""
         return [*self._recent.values(), *([self._preview] if self._preview else [])]
 
-    @property
-    def has_waiting(self) -> bool:
-        """True while a message is waiting for the running answer to end."""
-        return any(entry.is_waiting for entry in self._recent.values())
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count one more open page of the chat while the block runs."""
+        try:
+            with self.stream.watched():
+                yield
+        finally:
+            if not self.stream.watchers:
+                self._shown = {}  # it can be large
 
     def restore(self, entries: Sequence[Entry]) -> None:
         self._recent.update((entry.ref, entry) for entry in entries if entry.ref not in self._recent)
@@ -67,6 +78,9 @@ class LiveChat:
             self._preview = None
             self.stream.forget("preview")
         self._recent[entry.ref] = entry
+        if self.stream.watchers:
+            self._shown[entry.ref] = entry
+        self.version += 1
         if len(self._recent) > 50:
             self._recent.popitem(last=False)
         if is_over:
@@ -75,55 +89,73 @@ class LiveChat:
 
     def show_preview(self, entry: Entry) -> None:
         """Show the unfinished answer. A chat runs one turn at a time, so a new preview replaces the last preview."""
+        if self._preview is not None and self._preview.ref != entry.ref:
+            self._remove(self._preview.ref)
         self._preview = entry
         self._recent.pop(entry.ref, None)
+        self._shown.pop(entry.ref, None)
+        self.version += 1
         self._publish([entry], is_writing=True, slot="preview")
 
     def show_typing(self) -> None:
         """Show for a few seconds that an answer is being written."""
         self._publish([], is_writing=True, slot="writing")
 
-    def changed_tools(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the latest tool calls that are new or now have a result."""
-        return [entry for entry in entries if self._tools.get(entry.ref) != entry]
+    def changed(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the loaded entries that open pages do not show yet, or show differently."""
+        return [
+            entry for entry in entries if entry.kind is not EntryKind.PREVIEW and self._shown.get(entry.ref) != entry
+        ]
 
-    def show_tools(self, entries: Sequence[Entry]) -> None:
-        changed = self.changed_tools(entries)
-        self._tools = {entry.ref: entry for entry in entries}
-        if changed:
-            preview = self._preview
-            if preview and any(entry.text and entry.text.strip() == preview.text.strip() for entry in changed):
-                # The preview showed the text before a tool call. This text now has its own entry.
-                self._preview = None
-                self.stream.forget("preview")
-                self.stream.publish(lambda: self._pages.fragment("removal", preview.ref))
+    def show_loaded(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Make open pages show the newest entries as they were loaded, and return what a page that opens now shows.
+
+        Entries that are older than all of `entries` stay as they are.
+        """
+        is_first = not self._shown  # no page is open, except the one for which the entries were loaded
+        changed = self.changed(entries)
+        stored = {entry.ref: entry for entry in entries if entry.kind is not EntryKind.PREVIEW}
+        preview = self._preview
+        if preview is not None and (
+            preview.ref in stored or any(entry.text and entry.text.strip() == preview.text.strip() for entry in changed)
+        ):
+            # The preview showed the text before a tool call. This text now has its own entry.
+            self._preview = None
+            self.stream.forget("preview")
+            if preview.ref not in stored:
+                self._remove(preview.ref)
+        oldest = min((entry.order for entry in stored.values()), default=0)
+        for ref, entry in self._shown.items():
+            if ref not in stored and entry.order > oldest:
+                self._remove(ref)
+        self._shown = stored
+        self.version += 1
+        if changed and not is_first:
             self._publish(changed)
+        return [entry for entry in entries if entry.kind is not EntryKind.PREVIEW or entry == self._preview]
 
-    def show_waiting(self, waiting: frozenset[str], now: Millis) -> None:
-        """Show that only messages in `waiting` are still queued. Messages that left the queue move to time `now`."""
-        for entry in self.recent:
-            if entry.is_waiting and entry.ref not in waiting:
-                self.add(replace(entry, is_waiting=False, not_before=taken_up(now)))
+    def _remove(self, ref: str) -> None:
+        self.stream.publish(lambda: self._pages.fragment("removal", ref))
 
     def _publish(self, entries: Sequence[Entry], *, is_writing: bool | None = None, slot: str | None = None) -> None:
         self.stream.publish(lambda: self._pages.fragment("upsert", self.name, entries, is_writing), slot)
 
 
-class ChatRegistry(dict[str, LiveChat]):
-    """Chats by name. A chat is created when it is first used."""
+class ChatRegistry(dict[ChatKey, LiveChat]):
+    """Chats by key. A chat is created when it is first used."""
 
     def __init__(self, pages: PageWriter) -> None:
         super().__init__()
         self._pages = pages
 
-    def __missing__(self, name: str) -> LiveChat:
-        chat = self[name] = LiveChat(name, self._pages)
+    def __missing__(self, key: ChatKey) -> LiveChat:
+        chat = self[key] = LiveChat(key, self._pages)
         return chat
 
-    def open(self, recent: Mapping[str, Sequence[Entry]]) -> None:
+    def open(self, recent: Mapping[ChatKey, Sequence[Entry]]) -> None:
         """Let pages connect, and make them reload. `recent` holds entries that an earlier process saved."""
-        for name, entries in recent.items():
-            self[name].restore(entries)
+        for key, entries in recent.items():
+            self[key].restore(entries)
         for chat in self.values():
             chat.stream = ChatStream()
 
@@ -134,23 +166,24 @@ class ChatRegistry(dict[str, LiveChat]):
 
 
 @locks("notes")
-def save_recent(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:
+def save_recent(db: Connection, entries: Mapping[ChatKey, Sequence[Entry]]) -> None:
     """Replace the stored recent entries with the current entries that are not in a transcript."""
     kept: dict[str, list[Entry]] = {}
-    for name, recent in entries.items():
-        known = load_known_refs(db, chat_key(name), [entry.ref for entry in recent])
+    for key, recent in entries.items():
+        known = load_known_refs(db, key, [entry.ref for entry in recent])
         if fresh := [entry for entry in recent if entry.ref not in known]:
-            kept[name] = fresh
+            kept[key.name.removeprefix("local:")] = fresh
     save_note(db, "local.remembered", msgspec.json.encode(kept).decode())
 
 
-def load_recent(db: Connection) -> Mapping[str, Sequence[Entry]]:
+def load_recent(db: Connection) -> Mapping[ChatKey, Sequence[Entry]]:
     """Load recent entries by chat. Returns no entries if another version saved them in an unknown format."""
     note = load_note(db, "local.remembered")
     try:
-        return msgspec.json.decode(note, type=dict[str, list[Entry]]) if note is not None else {}
+        found = msgspec.json.decode(note, type=dict[str, list[Entry]]) if note is not None else {}
     except msgspec.MsgspecError:
         return {}
+    return {chat_key(*name.split("#", 1)): entries for name, entries in found.items()}
 
 
 class ChatStream:

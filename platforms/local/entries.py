@@ -1,12 +1,16 @@
 """Entries of a chat on the page, from the store or from recent events."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from hermes_state.compressions import CompressionPoint
 from hermes_state.values import Button, Millis, SentFile, ToolCall
 
 BEGINNING = Millis(0)
+
+_COMMAND = re.compile(r"/[A-Za-z][A-Za-z0-9_-]{0,31}(\s|$)")
 
 
 class EntryKind(StrEnum):
@@ -17,10 +21,21 @@ class EntryKind(StrEnum):
     ASIDE = "aside"
     """Text that the model wrote before its tool calls."""
     TOOL = "tool"
+    REASONING = "reasoning"
+    """Reasoning of the model before its tool calls."""
+    REPLY = "reply"
+    """Reply to a command. Like the next four kinds, the gateway wrote it."""
     NOTICE = "notice"
-    """Text that the gateway wrote: the reply to a command, a notice or an error."""
+    QUESTION = "question"
+    """Approval request. It has buttons until it is answered."""
+    FAILURE = "failure"
+    """Error that ended a turn, which `/retry` runs again."""
+    ERROR = "error"
+    """Other error."""
     DIVIDER = "divider"
     """Start of a new conversation."""
+    CONDENSED = "condensed"
+    """Point at which a compression replaced the older messages for the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +49,9 @@ class Entry:
     is_plain: bool = False
     """True if the text is shown unchanged, without Markdown."""
     files: tuple[str, ...] = ()
+    """Names of uploaded files that are not stored."""
+    stored: tuple[SentFile, ...] = ()
+    """Uploaded files."""
     sent: SentFile | None = None
     """File that the agent sent to the chat."""
     buttons: tuple[Button, ...] = ()
@@ -42,17 +60,38 @@ class Entry:
     """State of the tool call: `running`, `done`, `failed`, `stopped` or `unknown`."""
     result: str | None = None
     """Result of the tool call, or None if it has no result."""
+    compression: CompressionPoint | None = None
     is_undone: bool = False
     was_interrupted: bool = False
     is_waiting: bool = False
     """True for a message that was sent during an answer and is shown below that answer until its own turn starts."""
     not_before: Millis = BEGINNING
     """Earliest time for sorting. Set for a message whose turn started some time after it was sent."""
+    rank: int = 0
+    """Position among entries with the same time."""
+
+    @property
+    def moment(self) -> int:
+        """Time for sorting. Waiting entries come after all other entries."""
+        return max(self.at, self.not_before) + (4 * 10**12 if self.is_waiting else 0)
+
+    @property
+    def look(self) -> str:
+        """CSS classes of the kind."""
+        match self.kind:
+            case EntryKind.PERSON if _COMMAND.match(self.text):
+                return "person command"
+            case EntryKind.REPLY | EntryKind.QUESTION | EntryKind.ERROR:
+                return f"notice {self.kind}"
+            case EntryKind.FAILURE:
+                return "notice error failure"
+            case _:
+                return self.kind
 
     @property
     def order(self) -> int:
-        """Sort key on the page. Waiting entries come after all other entries."""
-        return max(self.at, self.not_before) + (10**14 if self.is_waiting else 0)
+        """Sort key on the page, different for all entries of a timeline, and exact as a number in JavaScript."""
+        return self.moment * 1_000 + min(self.rank, 999)
 
 
 def ref_of_file(file: SentFile) -> str:
@@ -79,4 +118,8 @@ def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[
         else entry
         for entry in stored
     ]
-    return sorted([*whole, *fresh], key=lambda entry: entry.order)
+    merged: list[Entry] = []
+    for entry in sorted([*whole, *fresh], key=lambda entry: entry.moment):
+        is_tie = bool(merged) and merged[-1].moment == entry.moment
+        merged.append(replace(entry, rank=merged[-1].rank + 1 if is_tie else 0))
+    return merged

@@ -1,29 +1,53 @@
 """Chat history of the web page: stored rows as entries, in batches, newest batch first. This module only reads.
 
+A page that opens and a page that is already open show the same entries in the same order, because `load_history` makes
+both.
+
 The page shows all conversations of a chat, newest last, even the messages that the model no longer sees. Undone
 messages stay, marked as undone.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import msgspec
 
 from hermes_state import chats
-from hermes_state.attachments import load_file, load_sent
+from hermes_state.attachments import load_file, load_files
 from hermes_state.chats import HistoryRow, find_chat
+from hermes_state.compressions import load_points
 from hermes_state.inbox import InboxKind, load_waiting
+from hermes_state.sessions import load_active
 from hermes_state.store.sql import Connection, scalar_or_none
+from hermes_state.transcripts import load_view, undoable_exchanges
 from hermes_state.turns import find_open_turn
-from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin, SentFile
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    MessageBody,
+    MessageId,
+    MessageRole,
+    Millis,
+    Origin,
+    Reasoning,
+    SentFile,
+)
 from platforms.local.entries import BEGINNING, Entry, EntryKind, merge, ref_of_file, taken_up
 
+PAGE_ROWS = 120
+"""Number of transcript rows that a page shows at first, and loads with each “Show earlier messages”."""
 TOOL_CHARACTERS = 4_000
 """Maximum number of characters that a page shows of a tool call's arguments, and of its result."""
 
+PROGRESS_ROWS = 60
+"""Number of newest rows in which an open page looks for changes. A page shows more rows than this."""
 
-def chat_key(name: str) -> ChatKey:
-    """Return the key of the chat `local:<name>`."""
-    return ChatKey(platform="local", account="local", chat_ref=name)
+_Uploads: TypeAlias = Mapping[MessageId, Sequence[SentFile]]
+
+
+_IS_NEWS = (EntryKind.ANSWER, EntryKind.ASIDE, EntryKind.TOOL, EntryKind.NOTICE)
 
 
 def load_history(
@@ -44,17 +68,29 @@ def load_history(
     remembered = {entry.ref for entry in recent}  # unlike stored files, recent entries have captions
     files = [
         Entry(ref=ref, kind=EntryKind.ANSWER, at=file.created_at, sent=file)
-        for file in load_sent(db, [row.id for row in rows if row.role == MessageRole.ASSISTANT])
+        for file in load_files(db, [row.id for row in rows if row.role == MessageRole.ASSISTANT])
         if (ref := ref_of_file(file)) not in remembered
     ]
     waiting = [] if before is not None else _waiting(db, chat.id)
+    queued = {entry.ref for entry in waiting if entry.is_waiting}
+    recent = [replace(entry, is_waiting=entry.is_waiting and entry.ref in queued) for entry in recent]
     known_refs = chats.known_refs(db, chat.id, [entry.ref for entry in recent]) | {entry.ref for entry in waiting}
     since = BEGINNING if is_all else min(row.created_at for row in rows)
+    until = 2**62
     if before is not None:  # newer entries belong to the next page
         until = scalar_or_none(db, int, "SELECT created_at FROM messages WHERE id = ?", (before,)) or 0
         recent = [entry for entry in recent if entry.at < until]
-    entries = merge([*_with_dividers(rows), *files, *waiting], known_refs, recent, since)
+    condensed = _condensed(db, chat.id, BEGINNING if is_all else rows[0].created_at, until)
+    entries = merge(
+        [*_with_dividers(rows, _uploads(db, rows)), *files, *waiting, *condensed], known_refs, recent, since
+    )
     return entries, None if is_all else rows[0].id
+
+
+def first_unread(entries: Sequence[Entry], until: Millis | None) -> str | None:
+    """Return the first entry after the time `until` that the person did not write, or None."""
+    fresh = (entry.ref for entry in entries if until is not None and entry.at > until and entry.kind in _IS_NEWS)
+    return next(fresh, None)
 
 
 def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:
@@ -69,16 +105,39 @@ def load_file_of(db: Connection, key: ChatKey, attachment_id: int) -> SentFile |
     return None if chat is None else load_file(db, chat.id, attachment_id)
 
 
-def load_progress(db: Connection, key: ChatKey) -> tuple[list[Entry], frozenset[str]]:
-    """Load the newest tool calls of a chat, oldest first, and the refs of its queued messages."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditableMessage:
+    """What the person last asked, which `/undo` takes back."""
+
+    ref: str
+    text: str
+    files: Sequence[SentFile]
+
+
+def load_editable(db: Connection, key: ChatKey) -> EditableMessage | None:
+    """Load the newest message of the chat's person. None if there is none, or if its answer is not finished.
+
+    Messages that were sent quickly one after the other, and answered together, count as one.
+    """
     chat = find_chat(db, key)
-    if chat is None:
-        return [], frozenset()
-    rows = chats.load_history(db, chat.id, 60)
-    results = _results(rows)
-    lines = [entry for row in rows for entry in _entries(row, results)]
-    waiting = frozenset(entry.ref for entry in _waiting(db, chat.id) if entry.is_waiting)
-    return [entry for entry in lines if entry.kind in (EntryKind.TOOL, EntryKind.ASIDE)], waiting
+    session = None if chat is None else load_active(db, chat.id)
+    if chat is None or session is None or session.ended_at is not None:
+        return None
+    exchanges = undoable_exchanges(load_view(db, session.lineage_id))
+    if not exchanges or find_open_turn(db, chat.id) is not None or load_waiting(db, chat.id):
+        return None
+    asked = [message for message in exchanges[-1] if message.origin is Origin.HUMAN]
+    return EditableMessage(
+        ref=str(asked[-1].id),
+        text="\n\n".join(message.text for message in asked if message.text),
+        files=load_files(db, [message.id for message in asked]),
+    )
+
+
+def _condensed(db: Connection, chat_id: ChatId, since: Millis, until: int = 2**62) -> Iterator[Entry]:
+    for point in load_points(db, chat_id, since, until):
+        ref = f"k-{point.session}"
+        yield Entry(ref=ref, kind=EntryKind.CONDENSED, at=point.at, compression=point, is_undone=point.is_undone)
 
 
 def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
@@ -97,28 +156,53 @@ def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
     ]
 
 
-def _with_dividers(rows: Sequence[HistoryRow]) -> Iterator[Entry]:
+def _with_dividers(rows: Sequence[HistoryRow], uploads: _Uploads) -> Iterator[Entry]:
     results = _results(rows)
     seen: set[int] = set()
     latest = BEGINNING
     for row in rows:
+        previous = latest
         latest = max(latest, row.created_at, BEGINNING if row.taken_up_at is None else taken_up(row.taken_up_at))
         if seen and row.lineage_id not in seen:
             yield Entry(ref=f"d{row.lineage_id}", kind=EntryKind.DIVIDER, at=row.created_at, not_before=latest)
         seen.add(row.lineage_id)
-        yield from _entries(row, results, latest)
+        if previous and row.body is not None and row.body.was_interrupted:
+            # The page showed a stopped answer before `/stop`, and its row was stored afterwards.
+            yield from _entries(msgspec.structs.replace(row, created_at=previous), results, uploads, previous)
+        else:
+            yield from _entries(row, results, uploads, latest)
 
 
 def _results(rows: Sequence[HistoryRow]) -> Mapping[tuple[int | None, str], HistoryRow]:
     return {(row.turn_id, row.tool_call_id): row for row in rows if row.tool_call_id is not None}
 
 
+def _uploads(db: Connection, rows: Sequence[HistoryRow]) -> _Uploads:
+    """Load the files that people sent with these messages."""
+    found = defaultdict[MessageId, list[SentFile]](list)
+    for file in load_files(db, [row.id for row in rows if row.files and row.origin == Origin.HUMAN]):
+        found[file.message_id].append(file)
+    return found
+
+
 def _entries(
-    row: HistoryRow, results: Mapping[tuple[int | None, str], HistoryRow], not_before: Millis = BEGINNING
+    row: HistoryRow,
+    results: Mapping[tuple[int | None, str], HistoryRow],
+    uploads: _Uploads,
+    not_before: Millis,
 ) -> Iterator[Entry]:
     if row.role == MessageRole.TOOL or (row.is_owed and row.role == MessageRole.ASSISTANT):
         return
     body = row.body or MessageBody()
+    if body.reasoning is not None and (thought := _reasoning_text(body.reasoning)):
+        yield Entry(
+            ref=f"{row.id}.r",
+            kind=EntryKind.REASONING,
+            at=row.created_at,
+            text=_shortened(thought),
+            not_before=not_before,
+            is_undone=row.is_undone,
+        )
     kind = EntryKind.PERSON if row.origin == Origin.HUMAN else EntryKind.NOTICE
     if row.origin == Origin.ASSISTANT:
         kind = EntryKind.ASIDE if body.calls else EntryKind.ANSWER
@@ -128,7 +212,7 @@ def _entries(
             kind=kind,
             at=row.created_at,
             text=row.text or "",
-            files=row.files,
+            stored=tuple(uploads.get(row.id, ())),
             is_undone=row.is_undone,
             was_interrupted=body.was_interrupted,
             not_before=not_before,
@@ -145,6 +229,29 @@ def _entries(
             result=None if result is None else _shortened(result.text or ""),
             is_undone=row.is_undone,
         )
+
+
+_THOUGHTS = ("blocks", "thinking", "reasoning_content", "reasoning", "reasoning_details", "summary", "content", "text")
+"""Keys under which the protocols store readable reasoning, or lists of its parts."""
+
+
+def _reasoning_text(reasoning: Reasoning) -> str:
+    """Return the readable text of stored reasoning. It is empty if the provider encrypted all of it."""
+    try:
+        parts = _thoughts(msgspec.json.decode(reasoning.blocks))
+    except msgspec.DecodeError:
+        return ""
+    return "\n\n".join(part for part in map(str.strip, parts) if part)
+
+
+def _thoughts(stored: object, depth: int = 0) -> list[str]:
+    if isinstance(stored, list):
+        parts = [part for part in stored if not isinstance(part, str)]
+    elif isinstance(stored, dict):
+        parts = [stored[key] for key in _THOUGHTS if key in stored]
+    else:
+        return [stored] if isinstance(stored, str) else []
+    return [] if depth > 8 else [text for part in parts for text in _thoughts(part, depth + 1)]
 
 
 def _shortened(text: str) -> str:

@@ -1,7 +1,8 @@
 """Rendering of Markdown as safe HTML, and splitting into parts.
 
 HTML in the source is shown as text. Links lead only to http, https and mailto, and open without access to this page.
-Images become links, because the page loads nothing from other hosts.
+Images become links, because the page loads nothing from other hosts. Only the web chat has code colours, formulas,
+links without marks and footnotes.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,10 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-from platforms.markdown import BLOCKS, BREAK, parser
+from platforms.local.formulas import add_formulas
+from platforms.local.highlighting import colour
+from platforms.local.references import add_references
+from platforms.markdown import BLOCKS, BREAK, code_of, parser
 from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines
 
@@ -70,7 +74,7 @@ def _code(token: Token) -> str:
     return (
         f'<div class="code"><div class="code-bar"><span>{escape(" ".join(token.info.split()) or "code")}</span>'
         '<button type="button" class="quiet" data-copy>Copy</button></div>'
-        f'<pre tabindex="0"><code>{escape(token.content)}</code></pre></div>\n'
+        f'<pre tabindex="0"><code>{colour(token.content, code_of(token)[0])}</code></pre></div>\n'
     )
 
 
@@ -90,7 +94,7 @@ def _table(token: Token) -> str:
         cells = zip_longest(texts, classes[: len(row)], fillvalue="")
         shown = (f"<{tag}{scope}{style}>{text}</{tag}>" for text, style in cells)
         lines.append(f"<tr>{''.join(shown)}</tr>\n")
-    return f'<div class="table"><table>\n{"".join(lines)}</table></div>\n'
+    return f'<div class="table" tabindex="0"><table>\n{"".join(lines)}</table></div>\n'
 
 
 _RULES: Mapping[str, Callable[[Token], str]] = {
@@ -107,5 +111,7 @@ _RULES: Mapping[str, Callable[[Token], str]] = {
 _MARKDOWN = parser()
 _MARKDOWN.options.update(breaks=True, xhtmlOut=False)
 _MARKDOWN.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library documents this way to restrict links
+add_formulas(_MARKDOWN)
+add_references(_MARKDOWN, _is_safe_link)
 for _name, _rule in _RULES.items():
     _MARKDOWN.add_render_rule(_name, lambda _, tokens, at, *rest, rule=_rule: rule(tokens[at]))

@@ -1,15 +1,17 @@
 """Pages and page fragments as HTML, and chat names in addresses."""
 
-import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
+from hermes_state.values import ChatKey
+from hermes_state.web_chats import shown_name
 from platforms.base import MenuCommand
+from platforms.console import ConsolePage, Values, WebPerson
 from platforms.local.entries import Entry
 from platforms.local.markdown import to_html
 
@@ -21,8 +23,10 @@ class ChatView:
     """Content of one chat's page."""
 
     name: str
-    chats: Mapping[str, str | None]
-    """Titles of the listed chats, by name."""
+    menu: Sequence[ConsolePage]
+    """Pages of the console that the person may see."""
+    unread_ref: str | None
+    """First entry that was not seen, or None if all were, or if the person opens the chat for the first time."""
     entries: Sequence[Entry]
     earlier_than: int | None
     position: str
@@ -41,16 +45,26 @@ class PageWriter:
             undefined=jinja2.StrictUndefined,
         )
         environment.filters["markdown"] = to_html
-        environment.filters["shown"] = _shown_name
+        environment.filters["shown"] = shown_name
         environment.globals["menu"] = tuple(menu)
-        environment.globals["can_stop"] = any(item.name == "stop" for item in menu)
+        environment.globals["commands"] = frozenset(item.name for item in menu)
         environment.globals["max_file_bytes"] = max_file_bytes
         self._environment = environment
         self._fragments = environment.get_template("fragments.html").module
+        self._listing = environment.get_template("chat_list.html").module
 
     def chat(self, name: str) -> str:
         """Render the page of a chat without its content."""
         return self._environment.get_template("chat.html").render(name=name)
+
+    def console(self, page: ConsolePage, query: str) -> str:
+        """Render a page of the console without its content."""
+        return self._environment.get_template("console.html").render(page=page, query=query)
+
+    def console_content(self, page: ConsolePage, person: WebPerson, values: Values, menu: Sequence[ConsolePage]) -> str:
+        """Render the content of a page of the console, and the menu."""
+        content = self._environment.get_template(f"console/{page.name}.html").render(values, person=person)
+        return Markup(content) + self.fragment("page_menu", menu, page.name)
 
     def plain(self, title: str, line: str, script: str | None = None) -> str:
         """Render a page with one or two sentences, and an optional script to run on it."""
@@ -60,6 +74,16 @@ class PageWriter:
         """Render a macro of `fragments.html`."""
         made: Markup = getattr(self._fragments, macro)(*values)
         return made.strip()
+
+    def listing(self, macro: str, *values: object) -> str:
+        """Render a macro of `chat_list.html`."""
+        made: Markup = getattr(self._listing, macro)(*values)
+        return made.strip()
+
+
+def chat_key(name: str, person_id: str = "") -> ChatKey:
+    """Return the key of a chat; `person_id` is empty for the owner."""
+    return ChatKey(platform="local", account="local", chat_ref=name, user_ref=person_id)
 
 
 def named_after(text: str) -> str:
@@ -76,15 +100,6 @@ def is_name(text: str) -> bool:
     """Return True if a chat can have this name."""
     is_whole = 0 < len(text) <= MAX_NAME_CHARACTERS and text[0] not in "-_" and text == _folded(text)
     return is_whole and all(map(_is_kept, text))
-
-
-def _shown_name(name: str, title: str | None) -> str:
-    """Return the display name of a chat. If no person named the chat, this is the title of its conversation.
-
-    >>> _shown_name("plans", "A week in Rome"), _shown_name("chat-0123abcd", "A week in Rome")
-    ('plans', 'A week in Rome')
-    """
-    return (title or "New chat") if re.fullmatch(r"chat-[0-9a-f]{8}", name) else name
 
 
 def _folded(text: str) -> str:

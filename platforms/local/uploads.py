@@ -43,6 +43,8 @@ class SubmittedMessage:
     client_id: str
     """Id that the page assigns to each message. A second request with the same id is a retry."""
     is_press: bool
+    edits: str
+    """Reference of the earlier message that this message replaces, or an empty string."""
     files: tuple[IncomingAttachment, ...]
 
 
@@ -129,7 +131,7 @@ async def _read_parts(
 ) -> None:
     reader = await request.multipart()
     while (part := await reader.next()) is not None:
-        expected = {"client_id", "text", "command", "files"} - fields.keys()
+        expected = {"client_id", "text", "command", "edits", "files"} - fields.keys()
         if not isinstance(part, BodyPartReader) or part.name not in expected:
             raise FormError(400, _NOT_A_MESSAGE)
         if request.content.total_bytes > total:
@@ -169,7 +171,8 @@ def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_cha
         raise FormError(413, f"This text is longer than {max_characters:,} characters. Send it as a file.")
     if not text.strip() and not files:
         raise FormError(422, "Write a message or choose a file first.")
-    return SubmittedMessage(text=text, client_id=client_id, is_press=is_press, files=tuple(files))
+    edits = fields.get("edits", "")
+    return SubmittedMessage(text=text, client_id=client_id, is_press=is_press, edits=edits, files=tuple(files))
 
 
 def readable_size(size: int) -> str:

@@ -76,6 +76,7 @@ from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, Pr
 from tests.agents import TurnSettings, handle_of
 from tests.clients import client_of
 from tests.fakes.llm_legality import check_openai, untidy
+from tests.platforms.contract import EmptyConsole
 
 PLATFORM = "telegram"
 WAIT_SECONDS = 10.0
@@ -450,6 +451,7 @@ class TestGateway:
             lanes=self.lanes,
             commands=self.commands,
             delivery=self.delivery,
+            console=EmptyConsole(),
             clock=clock,
         )
         group.create_task(run_timers({self.asked: partial(expire_questions, self.lanes)}), name="approvals")

@@ -44,8 +44,10 @@ from hermes_state.values import (
     InboundMessage,
     InputKind,
     OutboundPart,
+    UserRef,
 )
 from platforms.base import AdapterState, PlatformAdapter, Preview, ReceivedEvent, SendRequest
+from platforms.console import Values, WebPerson
 
 Event = TypeVar("Event", InboundMessage, EditEvent, DeletionEvent)
 
@@ -66,10 +68,30 @@ async def eventually(claim: Callable[[], bool], what: str, seconds: float = WAIT
         await asyncio.sleep(0.005)
 
 
+class EmptyConsole:
+    """A console without pages, in which everybody is an admin."""
+
+    pages = ()
+    first_page: str | None = None
+
+    def find_person(self, ref: UserRef, name: str) -> WebPerson | None:
+        return WebPerson(ref=ref, name=name, is_admin=True)
+
+    async def start_page(self) -> str | None:
+        return self.first_page
+
+    async def load(self, page: str, person: WebPerson, query: Mapping[str, str]) -> Values:
+        raise AssertionError("there are no pages")
+
+    async def act(self, page: str, action: str, person: WebPerson, form: Mapping[str, str]) -> str:
+        raise AssertionError("there are no pages")
+
+
 class RecordingIntake:
     """An intake that records accepted events in order, without duplicates, and can simulate failures."""
 
     def __init__(self) -> None:
+        self.console = EmptyConsole()
         self.overheard: list[InboundEvent] = []
         self.events: list[InboundEvent] = []
         self.offered: list[str] = []

@@ -24,7 +24,7 @@ from hermes_state.values import ChatKey, Clock, Millis, SystemClock
 from platforms.base import MenuCommand
 from platforms.local import LocalAdapter, LocalSettings
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
-from platforms.local.history import chat_key
+from platforms.local.pages import chat_key
 from tests.databases import open_store
 from tests.platforms.contract import AdapterHarness, RecordingIntake, running
 
@@ -243,6 +243,14 @@ class LocalHarness(AdapterHarness):
             return frame
         async with self.listening(name) as stream:
             return frame + (await stream.next()).data
+
+    async def listed(self, name: str = "main", **query: str) -> str:
+        """Return the list of chats, for the page of a chat."""
+        await self.sign_in()
+        url = URL(f"{self.root}/chats").with_query(shown=name, **query)
+        async with self.browser.get(url, headers=self.headers()) as answer:
+            assert answer.status == 200, answer.status
+            return await answer.text()
 
     async def screen(self, name: str = "main") -> Screen:
         return Screen(await self.page(name))

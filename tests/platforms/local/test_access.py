@@ -39,6 +39,7 @@ ADDRESSES = [
     "/chat/main/stream",
     "/chat/main/earlier?before=9",
     "/open?name=x",
+    "/chats",
     "/nowhere",
     "/?token=x",
 ]
@@ -232,7 +233,7 @@ STRANGE = [
 ]
 
 
-@pytest.mark.parametrize("path", ["/chat/main", "/chat/main/stream", "/static/app.js", "/"])
+@pytest.mark.parametrize("path", ["/chat/main", "/chat/main/stream", "/static/core.js", "/"])
 @pytest.mark.parametrize("headers", STRANGE)
 async def test_another_origin_gets_nothing_even_with_the_cookie(
     local: LocalHarness, path: str, headers: dict[str, str]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from platforms.local.formulas import _ATTRIBUTES, _ELEMENTS
 from platforms.local.markdown import split_parts, to_html
 from tests.platforms.telegram.test_rendering import ANSWERS, AnswerMaker
 from tests.sampling import examples
@@ -30,9 +31,24 @@ ALLOWED = {
         "span",
         "button",
     ),
-    *("h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
+    *("h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "sup"),
+    *_ELEMENTS.pattern.split("|"),
 }
-ATTRIBUTES = {"href", "title", "target", "rel", "class", "start", "scope", "type", "tabindex", "data-copy"}
+ATTRIBUTES = {
+    *_ATTRIBUTES.pattern.split("|"),
+    "alttext",
+    "id",
+    "href",
+    "title",
+    "target",
+    "rel",
+    "class",
+    "start",
+    "scope",
+    "type",
+    "tabindex",
+    "data-copy",
+}
 
 PIECES = [
     *("a", "word ", "世界", "👋", "\n", "\n\n", "```", "```py\n", "~~~", "`", "**", "*", "_", "~~", "# ", "> ", "- "),
@@ -49,6 +65,20 @@ PIECES = [
         "\x00",
         "hx-on:x",
     ),
+    *(
+        "$",
+        "$$",
+        "\\(",
+        "\\)",
+        "\\[",
+        "\\]",
+        "\\text{<img src=x onerror=y>}",
+        "\\href{javascript:x}{y}",
+        "x^2",
+        "{",
+        "}",
+    ),
+    *("[^1]", "[^1]: ", "https://e.example/?a=<b>&c"),
 ]
 markdown = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
@@ -58,7 +88,7 @@ class Tags(HTMLParser):
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self.feed(html)
+        self.feed(str(html))
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -74,7 +104,9 @@ def test_tags_attributes_and_unsafe_addresses_are_removed(text: str) -> None:
     for tag, attributes in Tags(to_html(text)).found:
         assert tag in ALLOWED
         assert set(attributes) <= ATTRIBUTES
-        if tag == "a" and attributes:
+        if attributes.get("class") == "note":
+            assert re.fullmatch(r"#(?:note|ref)-[0-9a-f]+-1", attributes["href"] or "")
+        elif tag == "a" and attributes:
             assert re.match(r"(?i)(https?:|mailto:)", attributes["href"] or "")
             assert "noopener" in (attributes["rel"] or "")
             assert attributes["target"] == "_blank"
@@ -94,6 +126,84 @@ def test_tags_attributes_and_unsafe_addresses_are_removed(text: str) -> None:
 )
 def test_common_markup(text: str, html: str) -> None:
     assert to_html(text) == html
+
+
+@pytest.mark.parametrize(
+    ("text", "formula"),
+    [
+        ("$E = mc^2$", "E = mc^2"),
+        ("the mean $\\bar{x}$, with", "\\bar{x}"),
+        ("$n$", "n"),
+        ("\\(a_i * b_i * c\\)", "a_i * b_i * c"),
+        ("$$x_1$$", "x_1"),
+        ("\\[\nx\n- y\n= 2\n\\]", "x\n- y\n= 2"),
+        ("> $$\n> \\frac{1}{2}\n> $$", "\\frac{1}{2}"),
+        (
+            "a\n$$\n\\begin{aligned} a &= b \\\\ c &= d \\end{aligned}\n$$",
+            "\\begin{aligned} a &= b \\\\ c &= d \\end{aligned}",
+        ),
+    ],
+)
+def test_a_formula_becomes_mathml(text: str, formula: str) -> None:
+    [source] = [attributes["alttext"] for tag, attributes in Tags(to_html(text)).found if tag == "math"]
+    assert source == formula
+    assert "<em>" not in to_html(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "between $5 and $6",
+            "US$5=€4, $4",
+            "$HOME/bin:$PATH",
+            "a=$b; c=$d",
+            "`$x$`",
+            "$$ and $$",
+            "echo $$",
+            "\\$x$",
+        ),
+        *("    $x^2$", "```\n$$\nx\n$$\n```", "\\[1\\] and \\[note\\]", "C:\\(x)", "$\\frac$", "$\\left($", "$x_{$"),
+        f"$${'{' * 5_000}$$",
+        f"$${'{' * 1_900}$$",
+    ],
+)
+def test_prices_variables_and_broken_formulas_stay_text(text: str) -> None:
+    assert "<math" not in to_html(text)
+    shown = re.sub(r"\s", "", Tags(to_html(text)).text)
+    assert all(letter in shown for letter in re.sub(r"[\s`\\]", "", text))
+
+
+def test_a_formula_contains_no_markup_of_its_text() -> None:
+    html = to_html("$\\text{<script>x</script> &lt;b&gt;}_1$ $\\href{javascript:x}{y^2}$ $\\color{red;x:y} z^2$")
+    assert "<mtext>&lt;script&gt;x&lt;/script&gt;\u00a0&lt;b&gt;</mtext>" in html
+    assert "href=" not in html
+    assert "red" not in re.sub('alttext="[^"]*"', "", html)
+
+
+def test_addresses_without_marks_are_links() -> None:
+    html = to_html(
+        "See https://e.example/a_(b)_c). **https://b.example**, `https://c.example` and [d](https://d.example)"
+    )
+    hrefs = [attributes["href"] for tag, attributes in Tags(html).found if tag == "a"]
+    assert hrefs == ["https://e.example/a_(b)_c", "https://b.example", "https://d.example"]
+
+
+def test_footnotes_link_both_ways_and_stay_where_they_were() -> None:
+    html = to_html("One[^1], two[^b].\n\n[^1]: *First*\n[^c]: alone\n\n[^b]: https://e.example")
+    links = [attributes for tag, attributes in Tags(html).found if attributes.get("class") == "note"]
+    assert {f"#{link['id']}" for link in links} == {link["href"] for link in links}
+    assert len(links) == 4
+    assert re.sub(r"\s+", " ", Tags(html).text) == "One1, twob. 1 First [^c]: alone b https://e.example "
+
+
+def test_code_has_colours_if_it_is_short_and_its_language_is_known() -> None:
+    code = "def f(x):  # <b>\n    return 'a\tb'\n"
+    html = to_html(f"```python\n{code}```")
+    assert '<span class="code-keyword">def</span>' in html
+    assert Tags(html).text == f"pythonCopy{code}\n"
+    for plain in (f"```nope\n{code}```", f"```\n{code}```", f"```python\n{code * 400}```"):
+        assert "code-keyword" not in to_html(plain)
 
 
 def test_list_tasks_have_boxes() -> None:

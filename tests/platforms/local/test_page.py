@@ -23,9 +23,9 @@ from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.files.bucket import open_bucket
 from hermes_state.sessions import set_title, start_session
 from hermes_state.values import AttachmentKind, Button, ChatKind, IncomingAttachment, InputKind, Millis, OutboundPart
-from platforms.base import Preview, SendRequest
+from platforms.base import Preview, SendRequest, TextKind
 from platforms.local import pages, uploads
-from platforms.local.history import chat_key
+from platforms.local.pages import chat_key
 from platforms.local.uploads import MAX_FILES
 from tests.fakes.object_store import object_store
 from tests.platforms.contract import RecordingIntake, eventually, request, running
@@ -309,7 +309,7 @@ async def test_a_typed_name_becomes_a_chat(local: LocalHarness, typed: str, path
     name = path.removeprefix("/chat/")
     await local.write("hello", name=name)
     assert local.intake.messages[0].chat.chat_ref == name
-    assert f'<span class="chat-name">{name}</span>' in await local.page(name)
+    assert f'<span class="chat-name">{name}</span>' in await local.listed(name)
 
 
 @pytest.mark.parametrize("typed", ["", "  ", "🎉", "///"])
@@ -328,7 +328,7 @@ async def test_a_chat_without_a_name_shows_its_conversations_title(local: LocalH
 
 
 async def heading(local: LocalHarness, name: str) -> str:
-    found = re.search(r'hx-target="#heading" hx-swap="innerHTML">([^<]*)<', await local.page(name))
+    found = re.search(r'hx-target="#heading" hx-swap="innerHTML">([^<]*)<', await local.listed(name))
     assert found is not None
     return found.group(1)
 
@@ -356,10 +356,18 @@ async def test_an_answer_is_shown_as_safe_markup(local: LocalHarness) -> None:
 
 async def test_notices_of_the_gateway_do_not_look_like_answers(local: LocalHarness) -> None:
     part = OutboundPart(text="**Stopped.**", plain="Stopped.")
-    await local.adapter.send(SendRequest(chat=local.direct_chat, part=part, key="k1", is_notice=True))
+    await local.adapter.send(SendRequest(chat=local.direct_chat, part=part, key="k1", text_kind=TextKind.REPLY))
     await local.adapter.send(request(local.direct_chat, "an answer", key="k2"))
     entries = (await local.screen()).entries
     assert [(entry.kind, entry.text.strip()) for entry in entries] == [("notice", "Stopped."), ("answer", "an answer")]
+
+
+@pytest.mark.parametrize("kind", TextKind)
+async def test_every_kind_of_text_is_shown(local: LocalHarness, kind: TextKind) -> None:
+    part = OutboundPart(text="hello", plain="hello")
+    await local.adapter.send(SendRequest(chat=local.direct_chat, part=part, key="k1", text_kind=kind))
+    [entry] = (await local.screen()).entries
+    assert (entry.kind == "answer") is (kind is TextKind.ANSWER)
 
 
 async def test_the_plain_form_is_shown_as_written(local: LocalHarness) -> None:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
+from typing import Any
 
 import pytest
 
@@ -27,11 +28,11 @@ from hermes_state.values import (
     ModelCall,
     ToolCall,
 )
-from platforms.base import Preview, SendRequest
-from platforms.local import routes
+from platforms.base import Preview, SendRequest, TextKind
+from platforms.local import chat_routes
+from platforms.local.chat_routes import PAGE_ROWS
 from platforms.local.chats import MAX_EVENTS, ChatStream, encode
 from platforms.local.markdown import to_html
-from platforms.local.routes import PAGE_ROWS
 from tests.platforms.contract import RecordingIntake, request, running
 from tests.platforms.local.harness import LocalHarness, Screen, SetClock
 
@@ -46,7 +47,10 @@ class StoringIntake(RecordingIntake):
 
     async def accept(self, event: InboundEvent, cursor: object = None) -> None:
         assert isinstance(event, InboundMessage)
+        is_known = event.event_ref in self._refs
         await super().accept(event)
+        if is_known:
+            return
         self.chat_id, self.inbox_id = await self.local.store.write(_put, event, self.kind)
 
 
@@ -117,12 +121,12 @@ class Turn:
         answer = journal.ModelAnswer(text=text, call=CALL, reported_prompt_tokens=None)
         await self.local.store.write(journal.finish_turn, self.turn, answer, self.local.clock.now())
 
-    async def deliver(self, *, is_noted: bool = True, is_notice: bool = False) -> None:
+    async def deliver(self, *, is_noted: bool = True, text_kind: TextKind = TextKind.ANSWER) -> None:
         [row] = await self.local.store.read(outbox.load_open, self.chat_id)
         assert row.written is not None
         [part] = self.local.adapter.render(row.written.markdown)
         sent = SendRequest(
-            chat=self.local.direct_chat, part=part, key=f"o{row.id}", replaces=row.replaces, is_notice=is_notice
+            chat=self.local.direct_chat, part=part, key=f"o{row.id}", replaces=row.replaces, text_kind=text_kind
         )
         ref = await self.local.adapter.send(sent)
         if is_noted:
@@ -139,6 +143,16 @@ async def start(local: LocalHarness) -> Turn:
     ids = [local.intake.inbox_id]
     turn = await local.store.write(journal.start_turn, local.intake.chat_id, ids, {}, local.clock.now())
     return Turn(local, turn)
+
+
+async def undo(local: LocalHarness, text: str) -> None:
+    def hide_message(db: Connection) -> None:
+        [(session_id, message_id)] = db.execute(
+            "SELECT session_id, id FROM messages WHERE text = ?", (text,)
+        ).fetchall()
+        hide(db, session_id, [message_id], "undo", local.clock.now())
+
+    await local.store.write(hide_message)
 
 
 async def whole_turn(local: LocalHarness, question: str, answer: str) -> None:
@@ -159,7 +173,7 @@ async def test_an_answer_streams_and_its_final_form_replaces_the_preview(local: 
         turn = await begin(local, "why?")
         assert "why?" in (await page.next()).data
         await turn.show("Bec")
-        preview = Screen((await page.next()).data).of("preview")[0]
+        preview = Screen(await page.until('"entry preview')).of("preview")[0]
         await turn.show("Because")
         again = Screen((await page.next()).data).of("preview")[0]
         await turn.finish("Because **so**")
@@ -185,7 +199,7 @@ async def test_a_long_answer_is_rendered_in_a_thread(local: LocalHarness) -> Non
         await turn.show("a [b](http://c.d) **e**\n\n" * 4_000)
         during = beats
         heart.cancel()
-        assert Screen((await page.next()).data).of("preview")
+        assert Screen(await page.until('"entry preview')).of("preview")
     assert during >= 10, "others had their turns while it was rendered"
 
 
@@ -207,7 +221,7 @@ async def test_a_tool_call_shows_while_it_runs_and_when_it_is_done(local: LocalH
         message_id = await turn.call_tool("Let me look.")
         await local.adapter.show_typing(local.direct_chat)
         running_line = await page.until("history_search")
-        assert f'hx-target="[id=\'m-{turn.ref}\']" hx-swap="delete"' in running_line, "what streamed is a line now"
+        assert f'hx-swap="forget"><i id="m-{turn.ref}">' in running_line, "what streamed is a line now"
         assert "running" in running_line
         await turn.finish_tool(message_id, "m12: the plan")
         await local.adapter.show_typing(local.direct_chat)
@@ -253,7 +267,7 @@ async def test_a_queued_message_is_shown_below_the_error_of_its_predecessor(loca
     turn = await begin(local, "first question")
     await local.write("second question")
     await local.store.write(journal.fail_turn, turn.turn, "broken", "That did not work.", local.clock.now())
-    await turn.deliver(is_notice=True)
+    await turn.deliver(text_kind=TextKind.FAILURE)
     await start(local)
     assert texts(await local.screen()) == ["first question", "That did not work.", "second question"]
 
@@ -301,12 +315,13 @@ async def test_a_reconnecting_page_gets_the_events_it_missed(local: LocalHarness
 
 
 async def test_a_title_reaches_open_pages(local: LocalHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(chat_routes, "PING_SECONDS", 0.05)
     await whole_turn(local, "where to?", "to Rome")
     async with local.opened() as page:
         [(session_id,)] = await local.store.read(lambda db: db.execute("SELECT id FROM sessions").fetchall())
         await local.store.write(sessions.set_title, session_id, "A week in Rome")
-        assert '<span class="chat-title">A week in Rome</span>' in await page.until("Rome")
+        await page.until('hx-get="/chats?shown=main"')
+        assert '<span class="chat-name">A week in Rome</span>' in await local.listed()
 
 
 async def test_events_without_an_open_page_are_shown_after_reconnecting(local: LocalHarness) -> None:
@@ -450,15 +465,20 @@ async def test_earlier_conversations_are_shown_above_a_divider(local: LocalHarne
 async def test_undone_messages_stay_and_are_marked(local: LocalHarness) -> None:
     await whole_turn(local, "a slip", "an answer to it")
 
-    def undo(db: Connection) -> None:
-        [(session_id, message_id)] = db.execute("SELECT session_id, id FROM messages WHERE text = 'a slip'").fetchall()
-        hide(db, session_id, [message_id], "undo", local.clock.now())
-
-    await local.store.write(undo)
+    await undo(local, "a slip")
     [slip, answer] = (await local.screen()).entries
     assert slip.text == "a slip"
     assert "undone" in slip.classes
     assert "undone" not in answer.classes
+
+
+async def test_an_open_page_marks_messages_that_are_undone(local: LocalHarness) -> None:
+    await whole_turn(local, "a slip", "an answer to it")
+    async with local.opened() as page:
+        await undo(local, "a slip")
+        await local.adapter.show_typing(local.direct_chat)
+        [slip] = Screen(await page.until(">undone<")).entries
+        assert slip.text == "a slip"
 
 
 async def test_a_stopped_answer_is_marked(local: LocalHarness) -> None:
@@ -554,6 +574,39 @@ async def test_text_next_to_calls_is_rendered_once(local: LocalHarness) -> None:
 
 
 # ---- ChatStream -------------------------------------------------------------------------------------------------
+
+
+# ---- editing a message
+
+
+async def editable(local: LocalHarness) -> dict[str, Any]:
+    async with local.browser.get(f"{local.root}/chat/main/editable", headers=local.headers()) as answer:
+        return dict(await answer.json()) if answer.status == 200 else {"status": answer.status}
+
+
+async def test_an_edited_message_replaces_the_old_one(local: LocalHarness) -> None:
+    await whole_turn(local, "a slip", "an answer to it")
+    found = await editable(local)
+    assert (found["text"], found["files"]) == ("a slip", [])
+    for _ in range(2):  # the browser sends it again if it got no response
+        fields = {"text": "better", "edits": found["ref"], "client_id": "b" * 32}
+        assert (await local.post(fields))[0] == 200
+    sent = list(dict.fromkeys(event.text for event in local.intake.events if isinstance(event, InboundMessage)))
+    assert sent == ["a slip", "/undo", "better"]
+    assert len(set(local.intake.offered)) == 3
+
+
+async def test_an_answer_that_is_being_written_cannot_be_edited(local: LocalHarness) -> None:
+    await whole_turn(local, "first question", "first answer")
+    ref = (await editable(local))["ref"]
+    turn = await begin(local, "second question")
+    assert await editable(local) == {"status": 409}
+    await turn.finish("second answer")
+    await turn.deliver()
+    status, body = await local.post({"text": "better", "edits": ref, "client_id": "b" * 32}, files=[("a.txt", b"x")])
+    assert status == 409
+    assert "can no longer be edited" in body
+    assert [event.text for event in local.intake.events if isinstance(event, InboundMessage)][-1] == "second question"
 
 
 def test_a_slow_page_gets_only_the_newest_event_of_a_slot() -> None:

@@ -16,5 +16,5 @@
   }
   history.replaceState(null, "", "/");
   if (answer.status === 200) localStorage.setItem("hermes.key", await answer.text());
-  location.replace("/chat/main");
+  location.replace(answer.headers.get("Hermes-Start") ?? "/chat/main");
 })();

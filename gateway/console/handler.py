@@ -1,0 +1,36 @@
+"""Console of a running gateway. Implements `platforms.console.Console`."""
+
+from collections.abc import Mapping, Sequence
+
+from gateway.console import start
+from gateway.console.pages import PAGES
+from gateway.console.registry import ConsoleContext
+from hermes_state.errors import CommandError
+from hermes_state.values import UserRef
+from platforms.console import ConsolePage, SentCommand, Values, WebPerson
+
+
+class ConsoleHandler:
+    def __init__(self, context: ConsoleContext) -> None:
+        self._context = context
+        self._pages = {page.about.name: page for page in PAGES}
+
+    @property
+    def pages(self) -> Sequence[ConsolePage]:
+        return [page.about for page in self._pages.values()]
+
+    def find_person(self, ref: UserRef, name: str) -> WebPerson | None:
+        access = self._context.access
+        return WebPerson(ref=ref, name=name, is_admin=access.is_admin(ref)) if access.has_access(ref) else None
+
+    async def start_page(self) -> str | None:
+        return start.PAGE.about.name if await start.is_new(self._context) else None
+
+    async def load(self, page: str, person: WebPerson, query: Mapping[str, str]) -> Values:
+        return await self._pages[page].load(self._context, person, query)
+
+    async def act(self, page: str, action: str, person: WebPerson, form: Mapping[str, str]) -> str | SentCommand:
+        act = self._pages[page].actions.get(action)
+        if act is None:
+            raise CommandError(f"This page has no action “{action[:40]}”. Reload the page and try again.")
+        return await act(self._context, person, form)

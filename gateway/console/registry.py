@@ -1,0 +1,70 @@
+"""Types that the pages of the console share."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from agent.tools.mcp.servers import ServerRegistry
+from gateway.access.permissions import AccessControl
+from gateway.config import LiveConfig, LoadedConfig, ReloadPlan
+from gateway.models.selection import Runtime
+from gateway.outbound.adapters import AdapterRegistry
+from gateway.outbound.delivery import Delivery
+from gateway.turns.lanes import LaneRegistry
+from hermes_state.admin import audit
+from hermes_state.admin.audit import AuditEntry
+from hermes_state.errors import CommandError
+from hermes_state.store.writer import Store
+from hermes_state.values import Clock, Millis
+from platforms.console import ConsolePage, SentCommand, Values, WebPerson
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleContext:
+    """Parts of the daemon that pages read from, or act on."""
+
+    store: Store
+    live: LiveConfig
+    runtime: Runtime
+    access: AccessControl
+    adapters: AdapterRegistry
+    lanes: LaneRegistry
+    servers: ServerRegistry
+    delivery: Delivery
+    reschedule: Callable[[], None]
+    preview_settings: Callable[[Mapping[str, str]], Awaitable[LoadedConfig]]
+    """Returns the configuration that a start would use with new values of variables. Raises `ConfigError`."""
+    save_settings: Callable[[Mapping[str, str]], Awaitable[ReloadPlan]]
+    """Writes values of variables to the files, and reloads them. Raises `ConfigError`."""
+    remove_deleted: Callable[[], None] = lambda: None
+    """Starts to remove deleted chats."""
+    clock: Clock
+    started_at: Millis
+
+    async def record(self, person: WebPerson, action: str, subject: str) -> None:
+        """Add an entry to the audit list."""
+        entry = AuditEntry(at=self.clock.now(), person=person.ref, action=action, subject=subject)
+        await self.store.write(audit.record, entry)
+
+
+def field_of(form: Mapping[str, str], name: str) -> str:
+    """Return a field that the page always sends. Raises `CommandError` if it is missing."""
+    if not (value := form.get(name, "")):
+        raise CommandError("This form is not complete. Reload the page and try again.")
+    return value
+
+
+Load: TypeAlias = Callable[[ConsoleContext, WebPerson, Mapping[str, str]], Awaitable[Values]]
+"""Loads the values of a page's template from the query. Raises `CommandError` if the query is not valid."""
+
+Action: TypeAlias = Callable[[ConsoleContext, WebPerson, Mapping[str, str]], Awaitable[str | SentCommand]]
+"""Carries out an action with the fields of its form. Returns a sentence that says what happened, or a command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Page of the console."""
+
+    about: ConsolePage
+    load: Load
+    actions: Mapping[str, Action] = field(default_factory=dict)

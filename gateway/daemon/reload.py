@@ -1,0 +1,116 @@
+"""Changes of the settings while the gateway runs: reload the files, or save answers of the set-up page in them."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import structlog
+
+from agent.model.protocols import missing_extra
+from agent.model.protocols.caching import marks_prompts
+from gateway.config import (
+    ConfigRejected,
+    LiveConfig,
+    LoadedConfig,
+    ReloadPlan,
+    load_config,
+    merge_for_reload,
+    reload_differences,
+)
+from gateway.config.fields import VARIABLES, dotted
+from gateway.config.settings import Config
+from gateway.config.writing import new_files, write_files
+from gateway.daemon.agent import AgentMaker, agent_inputs
+from gateway.daemon.tools import BuiltInTools
+from gateway.logs import update_logging
+from gateway.models.clients import preload
+from gateway.models.pricing import unpriced_models, unpriced_sentence
+from gateway.models.selection import Runtime
+from hermes_state.errors import ConfigError
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
+class Reloader:
+    """Applies changed settings to the next turns."""
+
+    environ: Mapping[str, str]
+    live: LiveConfig
+    runtime: Runtime
+    agents: AgentMaker
+    tools: BuiltInTools
+    group: asyncio.TaskGroup
+    on_applied: Callable[[], None]
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    async def reload(self) -> ReloadPlan:
+        """Apply the changed files. Raises `ConfigError` if they are invalid, and then nothing changes."""
+        async with self._lock:
+            return await self._apply()
+
+    async def preview(self, answers: Mapping[str, str]) -> LoadedConfig:
+        """Return the configuration that a start would use after `save`. Raises `ConfigError` if it is invalid."""
+        return await asyncio.to_thread(self._preview, answers)
+
+    async def save(self, answers: Mapping[str, str]) -> ReloadPlan:
+        """Write values of variables to the files, keep all others, and reload. Raises `ConfigError`."""
+        async with self._lock:
+            home = self.live.loaded.home
+            await asyncio.to_thread(lambda: write_files(home, new_files(home, answers, keeps=True)))
+            return await self._apply()
+
+    def _preview(self, answers: Mapping[str, str]) -> LoadedConfig:
+        if not answers:
+            return load_config(self.environ)
+        home = self.live.loaded.home
+        with TemporaryDirectory(prefix="setup-", dir=home) as folder:
+            write_files(Path(folder), new_files(home, answers, keeps=True))
+            try:
+                loaded = load_config({**self.environ, "HERMES_HOME": folder})
+            except ConfigError as error:
+                raise ConfigError(str(error).replace(folder, str(home))) from error
+        for variable in answers:
+            source = loaded.sources[dotted(VARIABLES[variable])]
+            if source in (variable, f"credential {variable}"):
+                raise ConfigError(f"{variable} is set outside of the files, which wins over them: change it there")
+        if (missing := missing_extra(loaded.config.model.protocol)) is not None:
+            raise ConfigError(f"{missing[0].upper()}{missing[1:]}.")
+        return loaded
+
+    async def _apply(self) -> ReloadPlan:
+        loaded, runtime = self.live.loaded, self.runtime
+        try:
+            new = await asyncio.to_thread(load_config, self.environ)
+            await asyncio.to_thread(preload, new.config)
+            _warn(new.warnings)
+            plan, merged = reload_differences(loaded, new), merge_for_reload(loaded, new)
+            if agent_inputs(merged.config) != agent_inputs(loaded.config):
+                runtime.agent, runtime.models = self.agents.make(merged)
+        except ConfigError as error:
+            _warn(error.warnings if isinstance(error, ConfigRejected) else ())
+            log.error("config.rejected", error=str(error), kept="the last good configuration")
+            raise
+        self.live.loaded = merged
+        await self.tools.reload(runtime.agent.offers.registry.by_name, self.group)
+        update_logging(merged.config.logging.level, merged.secrets())
+        self.on_applied()
+        log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
+        log_prices_and_caching(merged.config)
+        return plan
+
+
+def log_prices_and_caching(config: Config) -> None:
+    if names := unpriced_models(config):
+        log.warning("model.unpriced", models=names, hint=unpriced_sentence(names))
+    model = config.model
+    route = f"{model.protocol}:{model.route.host}" if model.route.host else model.protocol
+    is_on = marks_prompts(model.route.name or "", route)
+    log.info("prompt_cache.configured", is_on=is_on, route=route, ttl=model.cache_ttl, model=model.label)
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        log.warning("config.warned", reason=warning)

@@ -1,0 +1,146 @@
+r"""Formulas in answers: `$…$`, `$$…$$`, `\(…\)` and `\[…\]` become MathML.
+
+Text between dollar signs is a formula only if it clearly is one, because prices and shell variables have dollar signs
+too. A formula that cannot be converted is shown as its source.
+"""
+
+import html
+import re
+from functools import lru_cache
+from xml.etree.ElementTree import Element
+
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_inline import StateInline
+from markdown_it.token import Token
+from markupsafe import Markup, escape
+
+MAX_CHARACTERS = 2_000
+_MAX_LINES = 60
+_ENDS = {"$$": "$$", "\\[": "\\]", "\\(": "\\)", "$": "$"}
+_NAMES = re.compile(r"\\(?:text|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_IS_CLEAR = re.compile(r"\\[A-Za-z]|[\^_]")
+_IS_POSSIBLE = re.compile(r"[-=<>+*/|!≤≥≈≠∈±\u00d7·√∞()]|^[A-Za-z\u0391-\u03c9]'*$|^\d+(?:[.,]\d+)*$")
+
+_ELEMENTS = re.compile(
+    "math|mfrac|mi|mmultiscripts|mn|mo|mover|mpadded|mphantom|mprescripts|mroot|mrow|ms|mspace|msqrt|mstyle|msub|"
+    "msubsup|msup|mtable|mtd|mtext|mtr|munder|munderover|none"
+)
+_ATTRIBUTES = re.compile(
+    "accent|accentunder|columnalign|columnspacing|depth|display|displaystyle|fence|form|height|linethickness|lspace|"
+    "mathvariant|maxsize|minsize|movablelimits|rowspacing|rspace|scriptlevel|separator|stretchy|symmetric|width"
+)
+_VALUE = re.compile(r"[\w.%+ -]{1,40}")
+
+
+def add_formulas(markdown: MarkdownIt) -> None:
+    """Make the parser read formulas, and the renderer write them as MathML."""
+    # Before all other rules, because formulas contain marks that would begin tables, rules, lists and emphasis.
+    markdown.block.ruler.before(
+        "table", "formula", _read_block, {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    )
+    markdown.inline.ruler.before("escape", "formula", _read_inline)
+    markdown.add_render_rule("formula", lambda _, tokens, at, *rest: _rendered(tokens[at]))
+
+
+@lru_cache(maxsize=256)
+def to_mathml(source: str, is_block: bool) -> Markup | None:
+    """Convert LaTeX to MathML, with an allow list of elements and attributes. Return None if this is not possible."""
+    from latex2mathml.converter import convert_to_element  # imported when needed, which takes 60 ms and 12 MB
+
+    known = re.sub(r"\\(begin|end)\{(?:aligned|gathered|split|equation\*?)\}", r"\\\1{align*}", source)
+    try:
+        made = convert_to_element(known, display="block" if is_block else "inline")
+        made.set("alttext", source)
+        return _allowed(made)
+    except Exception:  # noqa: BLE001  # the library raises many kinds of errors, among them RecursionError
+        return None
+
+
+def _allowed(element: Element) -> Markup:
+    """Return an element as HTML. Unknown elements become groups, and unknown attributes are left out."""
+    name = element.tag if _ELEMENTS.fullmatch(element.tag) else "mrow"
+    attributes = Markup("").join(
+        Markup(' {}="{}"').format(key, value)
+        for key, value in element.items()
+        if (key == "alttext" and name == "math") or (_ATTRIBUTES.fullmatch(key) and _VALUE.fullmatch(value))
+    )
+    # The library's texts contain character references, which it resolves after it wrote the XML.
+    texts = [escape(html.unescape(element.text or ""))]
+    for child in element:
+        texts += _allowed(child), escape(html.unescape(child.tail or ""))
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), attributes, Markup("").join(texts))
+
+
+def is_formula(text: str) -> bool:
+    """Return True if the text between two marks is a formula.
+
+    >>> [is_formula(text) for text in ("x", "a^2 + b^2", "2n+1", "5 and", "HOME/bin", r"\\\\text{if } x")]
+    [True, True, True, False, False, True]
+    """
+    text = text.strip()
+    words = re.findall(r"[^\W\d_]{3,}", _NAMES.sub(" ", text))
+    if _IS_CLEAR.search(text):
+        return len(words) < 4
+    return bool(_IS_POSSIBLE.search(text)) and not words
+
+
+def _read_inline(state: StateInline, silent: bool) -> bool:
+    source, start = state.src, state.pos
+    if source[start] not in "$\\":
+        return False
+    mark = source[start : start + 2] if source[start : start + 2] in _ENDS else source[start]
+    if (end := _ENDS.get(mark)) is None:
+        return False
+    opened = start + len(mark)
+    closed = source.find(end, opened, min(state.posMax, opened + MAX_CHARACTERS))
+    text = source[opened:closed]
+    before, after = source[max(0, start - 1) : start], source[closed + len(end) : closed + len(end) + 1]
+    if closed < 0 or before == "\\" or not is_formula(text):
+        return False
+    if mark == "$" and (text != text.strip() or "\n" in text or "`" in text or text.endswith("\\")):
+        return False
+    if mark == "\\[" and text.strip().isalnum():
+        return False  # `\[1\]` is a bracket that should not be a link
+    if mark != "$$" and (_is_word(before) or (mark == "$" and _is_word(after))):
+        return False  # `US$5`, `$a=$b`, `C:\(x)`
+    if not silent:
+        token = state.push("formula", "", 0)
+        token.content, token.markup, token.info = text, mark, source[start : closed + len(end)]
+    state.pos = closed + len(end)
+    return True
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character in ("$", "_")
+
+
+def _read_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """Read a formula that begins at the start of a line and stops at the end of a line."""
+    begin = state.bMarks[start] + state.tShift[start]
+    mark = state.src[begin : begin + 2]
+    if mark not in ("$$", "\\[") or state.is_code_block(start):
+        return False
+    closed = state.src.find(_ENDS[mark], begin + 2, begin + MAX_CHARACTERS)
+    line = next((line for line in range(start, min(end, start + _MAX_LINES)) if state.eMarks[line] > closed), end)
+    if closed < 0 or line == end or state.src[closed + 2 : state.eMarks[line]].strip():
+        return False
+    if any(state.sCount[inner] < state.blkIndent for inner in range(start + 1, line + 1)):
+        return False
+    written = state.getLines(start, line + 1, state.blkIndent, False).strip()
+    if not is_formula(written[2:-2]):
+        return False
+    if not silent:
+        token = state.push("formula", "", 0)
+        token.block, token.map, token.content, token.info = True, [start, line + 1], written[2:-2], written
+    state.line = line + 1
+    return True
+
+
+def _rendered(token: Token) -> str:
+    is_block = token.block or token.markup in ("$$", "\\[")
+    made = to_mathml(token.content.strip(), is_block)
+    if made is None:
+        source = "<br>\n".join(map(escape, token.info.split("\n")))
+        return f"<p>{source}</p>\n" if token.block else source
+    return f'<div class="formula" tabindex="0">{made}</div>\n' if token.block else made
