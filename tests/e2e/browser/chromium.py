@@ -81,6 +81,10 @@ class Chromium:
         """Run a script, and return the value of its `return`."""
         return await asyncio.to_thread(self._driver.execute_script, script, *values)
 
+    async def command(self, name: str) -> Any:  # Any: JSON
+        """Run a command of the Chrome DevTools protocol."""
+        return await asyncio.to_thread(self._driver.execute_cdp_cmd, name, {})
+
     async def press(self, *keys: str) -> None:
         """Press keys in the focused element."""
         await asyncio.to_thread(lambda: self._driver.switch_to.active_element.send_keys(*keys))

@@ -88,7 +88,7 @@ def screenshots(folder: Path) -> Path:
 
 async def enter(world: World, browser: Chromium) -> None:
     await browser.open(await world.gateway.printed_url())
-    await browser.wait_for("#chat-list", lambda found: found == ["main"])
+    await browser.wait_for("#chat-list .chat-name", lambda found: found == ["main"])
 
 
 async def test_a_token_is_not_lost_while_nothing_can_be_stored(world: World, browser: Chromium) -> None:
@@ -99,7 +99,7 @@ async def test_a_token_is_not_lost_while_nothing_can_be_stored(world: World, bro
         await browser.wait_for("main p", lambda found: "Reload this page in a moment" in " ".join(found))
         other.execute("ROLLBACK")
     await browser.reload()
-    await browser.wait_for("#chat-list", lambda found: found == ["main"])
+    await browser.wait_for("#chat-list .chat-name", lambda found: found == ["main"])
 
 
 async def test_write_see_it_stream_start_anew_and_find_it_all_after_a_reload(world: World, browser: Chromium) -> None:
@@ -331,7 +331,7 @@ ATTACK = """<!doctype html><title>waiting</title>
   };
   await attempt("read", "CHAT/chat/main", {credentials: "include"});
   await attempt("opaque", "CHAT/chat/main", {credentials: "include", mode: "no-cors"});
-  await attempt("script", "CHAT/static/app.js", {});
+  await attempt("script", "CHAT/static/core.js", {});
   await attempt("write", "CHAT/chat/main/messages", {method: "POST", mode: "no-cors", credentials: "include",
     body: new URLSearchParams({text: "sell everything", client_id: "bbbbbbbbbbbbbbbb"})});
   await new Promise((done) => {
@@ -402,7 +402,7 @@ async def test_a_server_on_another_port_gets_nothing_that_works(world: World, br
     async with Server(app) as elsewhere:
         await replay({})
         await browser.open(elsewhere.url)
-        for path in ("/chat/main", "/?token=made-up", "/open?name=x", "/static/app.js"):
+        for path in ("/chat/main", "/?token=made-up", "/open?name=x", "/static/core.js"):
             await browser.open(f"{elsewhere.url}/?to={quote(chat + path)}")
         await browser.open(elsewhere.url)
         stored = await browser.run("return JSON.stringify([{...localStorage}, document.cookie])")
@@ -501,7 +501,7 @@ async def test_it_fits_a_phone_and_a_desktop(
     assert is_listed is (width > 832)
     if not is_listed:
         await browser.click(".menu")
-        await browser.wait_for("#chats a", lambda found: found == ["main"])
+        await browser.wait_for("#chats .chat-name", lambda found: found == ["main"])
         await browser.screenshot(folder / f"chats-{width}-{scheme}.png")
     assert await browser.complaints() == []
 

@@ -1,0 +1,212 @@
+"""The list of chats in a real browser: its order, its menu, and its archive."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from hermes_state.engines.sqlite.connections import register_functions
+from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
+from tests.e2e.browser.test_local_chat import free_port
+from tests.e2e.protocols import ModelProtocol
+from tests.e2e.world import World, world_in
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
+]
+
+HOSTILE = """"><script>document.title="hacked"</script><img src=x onerror='document.title="hacked"'>"""
+LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
+
+
+@pytest.fixture
+async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
+    async with world_in(tmp_path, protocol, telegram=False) as made:
+        await made.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()))
+        yield made
+
+
+@pytest.fixture
+async def browser(tmp_path: Path) -> AsyncIterator[Chromium]:
+    async with Chromium(tmp_path / "profile") as opened:
+        yield opened
+
+
+def make_chats(world: World, count: int, titles: dict[int, str]) -> None:
+    """Store chats, the newest first, some hours apart."""
+    now = int(time.time() * 1000)
+    with contextlib.closing(sqlite3.connect(world.home / "state.db")) as db, db:
+        db.execute("PRAGMA busy_timeout = 10000")
+        register_functions(db)
+        for number in range(count):
+            at, name = now - number * 7 * 3_600_000, f"chat-{number:08x}"
+            values = {"name": name, "at": at, "key": f"{number:018d}"}
+            insert = """INSERT INTO chats (platform, account, chat_ref, kind, created_at, updated_at)
+            VALUES ('local', 'local', :name, 'local', :at, :at)"""
+            chat = db.execute(insert, values).lastrowid
+            values |= {"chat": chat, "title": titles.get(number, f"Question number {number}")}
+            insert = """INSERT INTO sessions (key, chat_id, lineage_id, title, started_at, last_human_at)
+            VALUES (:key, :chat, 0, :title, :at, :at)"""
+            session = db.execute(insert, values).lastrowid
+            db.execute("UPDATE sessions SET lineage_id = id WHERE id = ?", (session,))
+            db.execute("UPDATE chats SET active_session_id = ? WHERE id = ?", (session, chat))
+
+
+async def enter(world: World, browser: Chromium) -> None:
+    await browser.open(await world.gateway.printed_url())
+    await browser.wait_for("#chat-list .chat-name", lambda found: "main" in found)
+
+
+async def look_at(browser: Chromium, tmp_path: Path, name: str) -> None:
+    """Take screenshots in both sizes and themes."""
+    folder = Path(os.environ.get("HERMES_TEST_SCREENSHOTS") or tmp_path)
+    for width, scheme in LOOKS:
+        await browser.look(width, 860, scheme=scheme)
+        if width < 600:
+            await browser.run("document.getElementById('chats').showPopover()")
+        await browser.screenshot(folder / f"{name}-{width}-{scheme}.png")
+        if width < 600:
+            await browser.run("document.getElementById('chats').hidePopover()")
+    await browser.look(1280, 860)
+
+
+async def open_menu(browser: Chromium, name: str) -> None:
+    await browser.run(
+        """const entry = [...document.querySelectorAll(".chat-entry")].find(
+          (one) => one.querySelector(".chat-name").textContent === arguments[0]);
+        entry.querySelector(".chat-more").click();""",
+        name,
+    )
+    await browser.wait_for("#chat-menu:popover-open button", lambda found: len(found) >= 3)
+
+
+async def test_chats_are_grouped_by_day_and_load_while_scrolling(
+    world: World, browser: Chromium, tmp_path: Path
+) -> None:
+    make_chats(world, 130, {0: HOSTILE, 1: "A very long title that does not fit into the sidebar at all"})
+    await enter(world, browser)
+    days = await browser.texts(".chat-day")
+    assert days[0] in ("Today", "Yesterday"), "seven hours can lead across midnight"
+    assert len(await browser.texts(".chat-entry")) <= 52
+    for count in (101, 131):  # the page's own chat is not stored yet
+        await browser.run("document.getElementById('chat-list').scrollTop = 1e6")
+        await browser.wait_for(".chat-entry", lambda found, count=count: len(found) == count)
+    headings = await browser.texts(".chat-day")
+    assert len(headings) == len(set(headings)), "a group has one heading"
+    await look_at(browser, tmp_path, "list")
+    assert await browser.run("return document.title") != "hacked"
+    assert await browser.complaints() == []
+
+
+async def test_a_chat_is_renamed_pinned_and_archived(world: World, browser: Chromium, tmp_path: Path) -> None:
+    make_chats(world, 4, {})
+    await enter(world, browser)
+    await open_menu(browser, "Question number 2")
+    await look_at(browser, tmp_path, "menu")
+    await open_menu(browser, "Question number 2")
+    for given, sentence in (("x" * 300, "at most 100 characters"), ("a\u0007b", "control characters")):
+        await browser.run("document.getElementById('chat-new-name').value = arguments[0]", given)
+        await browser.click(".chat-rename button")
+        await browser.wait_for("#menu-complaint", lambda found, sentence=sentence: sentence in found[0])
+        assert await browser.run("return document.getElementById('chat-new-name').value") == given
+    await browser.run("document.getElementById('chat-new-name').value = arguments[0]", HOSTILE)
+    await browser.click(".chat-rename button")
+    await browser.wait_for("#chat-list .chat-name", lambda found: HOSTILE in found)
+    await browser.wait_for("#chat-menu:popover-open", lambda found: found == [])
+
+    await open_menu(browser, HOSTILE)
+    await browser.click("form[action$='/pin'] button")
+    await browser.wait_for(".chat-day", lambda found: found[0] == "Pinned")
+    await open_menu(browser, "Question number 1")
+    await browser.click("form[action$='/archive'] button")
+    await browser.wait_for("#chat-list .chat-name", lambda found: "Question number 1" not in found)
+    await browser.click("#show-archived")
+    await browser.wait_for("#chat-list .chat-name", lambda found: found == ["Question number 1"])
+    await look_at(browser, tmp_path, "archived")
+    await open_menu(browser, "Question number 1")
+    await browser.press(Keys.ESCAPE)
+    await browser.wait_for(".chat-more:focus", lambda found: len(found) == 1)
+    await open_menu(browser, "Question number 1")
+    await browser.click("form[action$='/restore'] button")
+    await browser.wait_for(".chat-day", lambda found: found == ["No archived chats"])
+    await browser.click("#show-archived")
+    await browser.wait_for("#chat-list .chat-name", lambda found: "Question number 1" in found)
+    assert await browser.run("return document.title") != "hacked"
+    refused = [line for line in await browser.complaints() if "409" not in line]
+    assert refused == []
+
+
+async def test_a_new_chat_takes_one_click_and_console_pages_show_the_list(world: World, browser: Chromium) -> None:
+    await enter(world, browser)
+    await browser.click(".new-chat")
+    await browser.wait_for("#heading", lambda found: found == ["New chat"])
+    await browser.write("hello")
+    await browser.wait_for(".answer .body", lambda found: len(found) == 1)
+    await browser.open(await world.gateway.printed_url())
+    await browser.wait_for(".chat-entry", lambda found: len(found) == 2)
+    root = await browser.run("return location.origin")
+    await browser.open(f"{root}/console/overview")
+    await browser.wait_for(".chat-entry", lambda found: len(found) == 1)
+    assert await browser.complaints() == []
+
+
+async def test_an_old_message_is_found_and_opened(world: World, browser: Chromium, tmp_path: Path) -> None:
+    await enter(world, browser)
+    await browser.write(f"the parrot sang {HOSTILE}")
+    await browser.wait_for(".answer .body", lambda found: len(found) == 1)
+    root = await browser.run("return location.origin")
+    await browser.open(f"{root}/console/search")
+    await browser.wait_for("#page-menu", lambda found: "Search" in found[0])
+    await browser.click("input[name=words]")
+    await browser.press("parrot", Keys.ENTER)
+    await browser.wait_for("mark", lambda found: found[:1] == ["parrot"])
+    await look_at(browser, tmp_path, "search")
+    await browser.click(".hits li:last-child a")
+    await browser.wait_for("#found", lambda found: len(found) == 1)
+    await look_at(browser, tmp_path, "message")
+    await browser.click("#content .soft a")
+    await browser.wait_for(".entry.found .body", lambda found: "parrot" in found[0])
+    await browser.open(f"{root}/console/search?words=parrots+zebra")
+    await browser.wait_for(".advice", lambda found: len(found) == 1)
+    await look_at(browser, tmp_path, "advice")
+    assert await browser.run("return document.title") != "hacked"
+    assert await browser.complaints() == []
+
+
+async def test_a_chat_is_deleted_after_one_question(world: World, browser: Chromium, tmp_path: Path) -> None:
+    await enter(world, browser)
+    await browser.write("the parrot sang 7a3f99e1c2d4")
+    await browser.wait_for(".answer .body", lambda found: len(found) == 1)
+    make_chats(world, 2, {})
+    await browser.reload()
+    await browser.wait_for("#chat-list .chat-more", lambda found: len(found) == 3)
+    await open_menu(browser, "main")
+    await browser.click("#chat-menu button[hx-get$='/delete']")
+    await browser.wait_for("#chat-menu .danger", lambda found: len(found) == 1)
+    assert "This removes 2 messages." in (await browser.texts("#chat-menu"))[0]
+    await look_at(browser, tmp_path, "delete")
+    await open_menu(browser, "main")
+    await browser.click("#chat-menu button[hx-get$='/delete']")
+    await browser.wait_for("#chat-menu .danger", lambda found: len(found) == 1)
+    await browser.click("#chat-menu .danger")
+    await browser.wait_for("#heading", lambda found: found == ["New chat"])
+    assert "main" not in await browser.texts("#chat-list .chat-name")
+    for _ in range(100):
+        if world.query("SELECT 1 FROM chats WHERE removed_at IS NOT NULL"):
+            break
+        await asyncio.sleep(0.1)
+    content = b"".join(path.read_bytes() for path in world.home.glob("state.db*"))
+    assert b"e1c2d4" not in content
+    root = await browser.run("return location.origin")
+    await browser.open(f"{root}/chat/chat-00000000")
+    await browser.wait_for(".notice .body", lambda found: "removed from the database completely" in " ".join(found))
+    await browser.open(f"{root}/chat/main")
+    await browser.wait_for("#chat-list .chat-name", lambda found: found[:1] == ["main"])
+    assert await browser.texts(".entry") == []
