@@ -14,7 +14,7 @@ ARGS ?=
 # Optional packages that were installed once are kept up to date.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures texts walk catalog crash chaos months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures texts walk screenshots catalog crash chaos months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -166,6 +166,10 @@ texts: setup ## list the sentences that users and operators can read; ARGS=--fau
 
 walk: setup ## list the modules that a Telegram message passes through; ARGS="--all" includes compression
 	@$(BIN)/python -m bench.walk $(ARGS)
+
+screenshots: setup ## record the pictures of the README from the real page; ARGS="--to FOLDER" writes them elsewhere
+	@command -v chromedriver >/dev/null || { echo "chromedriver is needed; on Debian: apt install chromium chromium-driver" >&2; exit 1; }
+	@$(BIN)/python -m bench.screenshots $(ARGS)
 
 catalog: setup ## update the model prices from genai-prices
 	@$(BIN)/python -m bench.make_catalog
