@@ -19,8 +19,8 @@ async def load(context: ConsoleContext, person: WebPerson, query: Mapping[str, s
     parts = [counted(number, noun) for noun, number in counts.items() if number] or ["the chat"]
     notes = await asyncio.to_thread(_notes, MemoryDirectory(path=context.live.loaded.home / "memory"), extent.id)
     return {
-        "sentence": f"This removes {' and '.join(parts)}. You cannot undo it. What the chat "
-        "cost stays in the statistics. Files in its workspace folder and backups of the database stay too.",
+        "sentence": f"This removes {' and '.join(parts)}. You cannot undo it. The cost of the "
+        "chat stays in the statistics. Files in its workspace folder and backups of the database stay too.",
         "notes": [context.live.redactor()(note) for note in notes],
     }
 
