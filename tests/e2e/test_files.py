@@ -232,7 +232,8 @@ async def test_in_the_web_chat_only_its_signed_in_page_is_given_a_file(tmp_path:
             await page.until("as asked")
             shown = await page.html()
             assert f'<img class="sent" data-file="{address}"' in shown
-            assert f'<button type="button" data-file="{address}" data-name="a&lt;b.svg">a&lt;b.svg</button>' in shown
+            name = "a&lt;b.svg"
+            assert f'data-file="{address}" data-name="{name}" title="Download">{name}</button>' in shown
             status, body, headers = await page.fetch(address)
             assert (status, body) == (200, b"<svg onload=x>")
             assert (headers["Content-Disposition"], headers["X-Content-Type-Options"]) == ("attachment", "nosniff")

@@ -53,7 +53,8 @@ def on_the_web(source: str) -> Shown:
     found = Shown()
     for part in split_parts(source, 4_000):
         tags = StyledTags(str(to_html(part)))
-        found.text += re.sub(r"\n+", "\n", tags.text)
+        addressed = re.sub(r"\((\S+)\)(?=\1)", "", tags.text)  # an address without a text of its own
+        found.text += re.sub(r"\n+", "\n", addressed)
         found.styles += tags.styles
     return found
 

@@ -88,7 +88,7 @@ def lost_on_the_web(source: str, max_units: int = 100_000) -> list[str]:
 
 
 class _Page(HTMLParser):
-    """Text of a page, including the titles of links."""
+    """Text of a page, including the titles of links and the sources of formulas."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,6 +101,8 @@ class _Page(HTMLParser):
         if tag == "a":
             self.links.append(attributes.get("href") or "")
             self._titles.append(attributes.get("title") or "")
+        if tag == "math":
+            self.text += f" {attributes.get('alttext')} "  # the source, which has the names of commands
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "a":

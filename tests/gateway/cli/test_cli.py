@@ -352,14 +352,14 @@ async def test_signed_in_browsers_are_listed_and_signed_out(run: Run, made_home:
     asked: list[Mapping[str, Any]] = []
 
     async def browsers(_args: Mapping[str, Any]) -> Any:
-        return [{"id": "0a1b2c3d", "since": "2026-11-22 14:00 UTC", "agent": "Firefox"}]
+        return [{"id": "0a1b2c3d", "person": "Ann", "since": "2026-11-22 14:00 UTC", "agent": "Firefox"}]
 
     async def revoke(args: Mapping[str, Any]) -> Any:
         asked.append(args)
         return {"signed_out": 0 if args.get("id") == "00000000" else 1}
 
     async with serve_control(made_home / "control.sock", {"local.browsers": browsers, "local.revoke": revoke}):
-        assert "0a1b2c3d  2026-11-22 14:00 UTC  Firefox" in (await threaded(run, "url", "--list")).output
+        assert "0a1b2c3d  Ann     2026-11-22 14:00 UTC  Firefox" in (await threaded(run, "url", "--list")).output
         assert "1 browser" in (await threaded(run, "url", "--revoke")).output
         assert "1 browser" in (await threaded(run, "url", "--revoke", "0a1b2c3d")).output
         unknown = await threaded(run, "url", "--revoke", "00000000")
