@@ -132,7 +132,8 @@ class LiveChat:
         self.version += 1
         if changed and not is_first:
             self._publish(changed)
-        return [entry for entry in entries if entry.kind is not EntryKind.PREVIEW or entry == self._preview]
+        current = None if self._preview is None else self._preview.ref
+        return [entry for entry in entries if entry.kind is not EntryKind.PREVIEW or entry.ref == current]
 
     def _remove(self, ref: str) -> None:
         self.stream.publish(lambda: self._pages.fragment("removal", ref))

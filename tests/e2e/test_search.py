@@ -33,7 +33,7 @@ async def test_words_in_another_form_are_found(tmp_path: Path, protocol: ModelPr
             assert said in await chat.ask(f"/search {query}", said)
 
 
-FILL = """WITH RECURSIVE number(seq) AS (SELECT 1000 UNION ALL SELECT seq + 1 FROM number WHERE seq < 6000)
+FILL = """WITH RECURSIVE number(seq) AS (SELECT 1000 UNION ALL SELECT seq + 1 FROM number WHERE seq < 16000)
   INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)
   SELECT m.session_id, m.chat_id, m.lineage_id, number.seq, m.role, m.origin, some_words(), m.created_at
   FROM messages m, number WHERE m.id = 1"""
@@ -65,7 +65,7 @@ async def test_a_gateway_answers_while_it_rebuilds_and_merges_a_large_index(
         await chat.ask("/new", "conversation")
         assert await world.gateway.stop() == 0
         fill(world.home / "state.db")
-        await chat.start(HERMES_ACCESS__ADMINS=chat.person)
+        await chat.start(HERMES_ACCESS__ADMINS=chat.person, HERMES_SESSIONS__MESSAGES_PER_MINUTE="6000")
         await world.gateway.wait_for_log("search.rebuild_started")
         number, phases = 0, set()
         while "search.rebuilt" not in world.gateway.log_text():
