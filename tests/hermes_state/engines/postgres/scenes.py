@@ -443,7 +443,7 @@ def people(db: Connection) -> People:
     for at, (name, code) in enumerate([("1", "CODEAAAA"), ("2", "CODEBBBB"), ("3", "CODECCCC")]):
         person = Sender(platform="telegram", id=name, name=name)
         offer_pairing(db, _stranger(person), code, None, Millis(START + at))
-    pairings.approve(db, "CODECCCC", UserRole.USER, "command line", START)
+    pairings.approve(db, pairings.hash_code("CODECCCC"), UserRole.USER, "command line", START)
     start(db, chat_id, "what now?")
     receive(db, chat_id, "hurry", mode=InboxMode.STEER, sender=Sender(platform="telegram", id="3", name="3").ref)
     row = inbox.load(db, receive(db, chat_id, "/pair approve", kind=InboxKind.COMMAND))
