@@ -81,11 +81,13 @@ async def test_a_message_is_edited_retried_and_undone(
 
     await browser.press("a draft")
     await act(browser, "edit")
+    await browser.wait_for("#editing:not([hidden])", lambda found: found != [])
     assert await browser.run("return document.getElementById('text').value") == f"a slip {NASTY}"
     await browser.screenshot(folder / f"edit-{width}-{scheme}.png")
     await browser.press(Keys.ESCAPE)
     assert await browser.run("return document.getElementById('text').value") == "a draft"
     await act(browser, "edit")
+    await browser.wait_for("#editing:not([hidden])", lambda found: found != [])
     await browser.press(" and more", Keys.ENTER)
     await browser.wait_for(".answer:not(.undone) .body", echoed(f"a slip {NASTY} and more"))
     assert await browser.run("return document.getElementById('text').value") == "a draft"
