@@ -1,4 +1,4 @@
-"""Which messages a person has seen in the web chat."""
+"""Read marks: the newest message that a person has seen in a web chat."""
 
 from hermes_state.chats import find_chat
 from hermes_state.store.locks import locks

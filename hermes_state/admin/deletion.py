@@ -31,7 +31,7 @@ _TABLES = ("platform_messages", "outbox", "inbox", "schedules", "attachments", "
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deletion removes."""
+    """Numbers of the rows that a deletion removes."""
 
     id: ChatId
     messages: int

@@ -107,7 +107,7 @@ def load_file_of(db: Connection, key: ChatKey, attachment_id: int) -> SentFile |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditableMessage:
-    """What the person last asked, which `/undo` takes back."""
+    """Newest message of a person, which `/undo` takes back."""
 
     ref: str
     text: str
