@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from operator import attrgetter
-from typing import Annotated, Any, Final, TypeAlias, Unpack
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import orjson
 
 from agent.context.excerpt import Redact, said
 from agent.model.base import ToolSchema
+from gateway.operator.search_advice import search_advice
 from gateway.operator.why import load_explained
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import (
@@ -32,15 +33,13 @@ from hermes_state.admin.why import Why
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
-from hermes_state.search.fuzzy import COUNTED_HITS, advise
 from hermes_state.search.index import load_progress
-from hermes_state.search.query import parse_query
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.sessions import Conversation, Session, list_conversations, load_active, load_session
 from hermes_state.store.segment import INDEXED_CHARACTERS, searched_text
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.text import counted, shortened
+from hermes_state.text import shortened
 from hermes_state.transcripts import load_hidden, load_messages, load_messages_behind
 from hermes_state.values import (
     ChatId,
@@ -159,27 +158,6 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         snippet = snippet_of(searched, self.words)
         # `history` shows the whole text.
         return msgspec.structs.replace(one, text=safe[:100_000], snippet=snippet, body=None)
-
-
-def search_advice(db: Connection, words: str, **filters: Unpack[SearchFilter]) -> list[str]:
-    """Return sentences that say what to try, because no message matches. Queries to try are in backticks."""
-    if parse_query(words) is None:
-        return ["Type at least one word. Operators alone match nothing."]
-    advice = advise(db, words, **filters)
-    lines = ["No message matches."]
-    if advice is not None and advice.prefix is not None:
-        start, count = advice.prefix
-        lines.append(f"`{start}` also finds other endings: {_counted_hits(count)}.")
-    if advice is not None and advice.others is not None:
-        others, count = advice.others
-        lines.append(f"Without “{advice.rarest}”, `{others}` has {_counted_hits(count)}.")
-    if len(lines) == 1:
-        lines.append("Try fewer or other words. A star finds all endings of a word: `framework*`.")
-    return lines
-
-
-def _counted_hits(count: int) -> str:
-    return f"{count:,} hits or more" if count >= COUNTED_HITS else counted(count, "hit")
 
 
 def incompleteness(db: Connection) -> str | None:
