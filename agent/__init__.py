@@ -6,5 +6,5 @@ This package does not depend on any chat platform. `agent.turn.Agent` runs a tur
 - `agent.tools`: functions that a model can call
 - `agent.memory`: notes that outlive a conversation, and other files that prompts contain
 - `agent.context`, `agent.engines`: compression, and the plugin interface for other context engines
-- `agent.tokens`, `agent.handoff`, `agent.images`: token estimates, handoff messages, images
+- `agent.model.usage`, `agent.handoff`, `agent.images`: token estimates, handoff messages, images
 """

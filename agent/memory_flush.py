@@ -19,9 +19,9 @@ from agent.context.summary import asking_row
 from agent.handoff import escape_markers
 from agent.memory.notes import FILE_NAMES, MemoryDirectory, Person, part_of
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.sizes import MIN_OUTPUT, room_beside
-from agent.tools.arguments import parsed
+from agent.model.catalog import MIN_OUTPUT, room_beside
 from agent.tools.memory import MEMORY, NoteChange, change_notes, has_parts, memory_tool
+from agent.tools.registry import parsed
 from hermes_state.errors import HermesError, ToolError
 from hermes_state.transcripts import EMPTY_BODY, NOT_SAID_NOW
 from hermes_state.values import ChatKey, Clock, Origin, Transcript, UserRef

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from agent.tools.approvals import CallPlan, inline, question_about
 from agent.tools.offers import OfferRegistry, ReadyCall
 from agent.tools.registry import Tool, ToolContext, ToolReply, failed

@@ -25,7 +25,6 @@ from agent.prompt import PromptBuilder
 from agent.tool_calls import ResultBudget, ToolCallRunner, ends_with_results, open_calls
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import PromptStatus, ToolContext
-from agent.view_cache import ViewCache
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapExceeded, ReplyMalformed
@@ -33,7 +32,7 @@ from hermes_state.journal import ModelAnswer
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import count_tool_rounds
-from hermes_state.transcripts import View
+from hermes_state.transcripts import View, ViewCache
 from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import Clock, ConversationRef, Message, MessageId, ModelCall
 

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from agent.context.estimate import Estimator
 from agent.model.base import ModelRequest
-from agent.tokens import RowTokenCache, estimated_text_tokens
+from agent.model.usage import RowTokenCache, estimated_text_tokens
 from bench.measure import Measure, table
 from bench.passages import passages
 from hermes_state.sessions import Session

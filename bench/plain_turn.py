@@ -17,9 +17,8 @@ from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.engines.sqlite.store import RULES as ON_SQLITE
 from hermes_state.inbox import InboxKind, InboxMode
 from hermes_state.journal import ModelAnswer
-from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, TransactionRules, WriteRequest, run_batch
 from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     CanonicalUsage,

@@ -13,13 +13,13 @@ from agent.context.pending import CompressionRegistry
 from agent.images.model_images import ModelImages
 from agent.images.scaling import ImageScaler
 from agent.model.base import ModelLimits
+from agent.model.catalog import model_size
 from agent.model.client import ModelClient
-from agent.model.sizes import model_size
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import ToolRegistry
 from agent.turn import MAX_TOOL_ROUNDS, Agent, Answer
-from gateway.turns.fallbacks import check_size
+from gateway.turns.runner import check_size
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn

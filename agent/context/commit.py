@@ -31,7 +31,7 @@ from agent.context.job import (
 from agent.context.limits import Limits
 from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state import sessions
 from hermes_state.compressions import (
     CompressionRow,

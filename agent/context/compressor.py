@@ -35,10 +35,10 @@ from agent.context.state import MIN_GAIN_PERCENT, ContextState
 from agent.context.summary import SummaryError, SummaryJob, audited, checked_summary, summary_request
 from agent.handoff import Handoff, framed
 from agent.model.base import ModelReply, ModelRequest
+from agent.model.catalog import MIN_OUTPUT, room_beside
 from agent.model.client import ModelClient
 from agent.model.errors import remedy_for, sentence_for
-from agent.model.sizes import MIN_OUTPUT, room_beside
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from agent.tools.registry import Tool
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError

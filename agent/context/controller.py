@@ -40,14 +40,13 @@ from agent.context.model_handle import ModelHandle
 from agent.context.pending import CompressionRegistry, NoteTaker, load_ended
 from agent.context.state import ContextState, state_of, stored_form
 from agent.prompt import PromptBuilder
-from agent.view_cache import ViewCache
 from hermes_state import sessions
 from hermes_state.compressions import Layer, count_compressions, note_verdict, plan_undo
 from hermes_state.errors import ContextOverflow, StoreUnavailable
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View
+from hermes_state.transcripts import View, ViewCache
 from hermes_state.values import (
     CanonicalUsage,
     Clock,

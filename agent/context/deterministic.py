@@ -24,7 +24,7 @@ from agent.context.excerpt import (
     without_thoughts,
 )
 from agent.handoff import escape_markers
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state.redaction import MARK
 from hermes_state.text import both_ends
 from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, Transcript, recall_id

@@ -10,9 +10,8 @@ from itertools import takewhile
 import msgspec
 
 from agent.model.base import ModelRequest
-from agent.model.usage import Size, fixed_tokens, rows_size
+from agent.model.usage import ROW_TOKENS, RowTokenCache, Size, estimated_text_tokens, fixed_tokens, rows_size
 from agent.model.wire import WireStyle
-from agent.tokens import ROW_TOKENS, RowTokenCache, estimated_text_tokens
 from hermes_state.models.profiles import MAX_IMAGE_TOKENS, MAX_SCALE, MIN_IMAGE_TOKENS, MIN_SCALE, Calibration
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View

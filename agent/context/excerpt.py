@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from agent.tokens import ROW_TOKENS, estimated_text_tokens
+from agent.model.usage import ROW_TOKENS, estimated_text_tokens
 from hermes_state.redaction import MARK, seam
 from hermes_state.text import both_ends, left_out
 from hermes_state.values import Message, MessageRole, Millis, Origin, Tokens, Transcript, recall_id

@@ -10,13 +10,12 @@ from agent.context.limits import Limits
 from agent.context.model_handle import ModelHandle
 from agent.context.state import state_of
 from agent.model.base import ModelRequest
-from agent.model.sizes import SizeSource
+from agent.model.catalog import SizeSource
 from agent.model.usage import Size, fixed_tokens
 from agent.model.wire import WireStyle
 from agent.prompt import PromptBuilder
-from agent.view_cache import ViewCache
 from hermes_state.errors import ContextOverflow
-from hermes_state.transcripts import View
+from hermes_state.transcripts import View, ViewCache
 from hermes_state.values import (
     ConversationRef,
     EstimatedTokens,

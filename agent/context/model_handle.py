@@ -16,8 +16,8 @@ from agent.context.limits import MIN_INPUT_WINDOW, ContextSettings, Limits, limi
 from agent.context.state import CooldownKey, cooldown_key
 from agent.images.model_images import ModelImages
 from agent.model.base import ChatModel, ModelLimits, ModelRequest, made_by
+from agent.model.catalog import UNKNOWN_LIMITS, SizeSource, model_size, plausible
 from agent.model.client import ModelClient
-from agent.model.sizes import UNKNOWN_LIMITS, SizeSource, model_size, plausible
 from agent.model.usage import Size
 from hermes_state.aio import Backoff
 from hermes_state.compressions import Layer

@@ -18,7 +18,7 @@ from agent.context.carried.audit import is_hollow, without_invented
 from agent.context.excerpt import CLOSING_THOUGHT, SECRET_MARK, bounded_record, clean, excerpt, moment, without_thoughts
 from agent.handoff import escape_markers
 from agent.model.base import FinishReason, ModelReply, ModelRequest
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state.errors import ModelError
 from hermes_state.redaction import MARK
 from hermes_state.transcripts import EMPTY_BODY

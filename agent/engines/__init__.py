@@ -22,7 +22,7 @@ from agent.engines.contract import ContextEngine
 from agent.engines.lists import text_of
 from agent.engines.loader import LoadedEngine, PluginReport, list_plugins, load_engine, unknown_engine
 from agent.handoff import unframed
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state.errors import ModelError
 
 __all__ = [

@@ -22,7 +22,7 @@ from agent.engines.contract import ContextEngine, ListMessage
 from agent.engines.lists import STYLE, ListTranscript, rows_of
 from agent.handoff import escape_markers, framed
 from agent.model.base import ModelReply, ModelRequest
-from agent.tokens import RowTokenCache
+from agent.model.usage import RowTokenCache
 from hermes_state.errors import ModelError
 from hermes_state.redaction import redact
 from hermes_state.values import SystemClock

@@ -15,7 +15,7 @@ import structlog
 from agent.handoff import escape_markers
 from agent.memory.notes import FILE_NAMES, MemoryDirectory, read_text
 from agent.memory.skills import SkillCatalog
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state.errors import ToolError
 from hermes_state.text import both_ends
 from hermes_state.values import ChatKey, ConversationRef, Tokens

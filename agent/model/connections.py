@@ -13,7 +13,7 @@ import aiohttp
 import httpx2
 
 from agent.model.base import Endpoint
-from agent.model.bodies import guards
+from agent.model.replies import guards
 
 
 def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: Endpoint) -> httpx2.AsyncClient:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.model.base import Endpoint, Payer
-from agent.model.bodies import read_json
 from agent.model.client import BaseClient
 from agent.model.errors import OUTCOME_OK
 from agent.model.errors.classifier import stream_error
 from agent.model.http import HttpModel
 from agent.model.protocols.openai import BASE_URL, OPENAI_SDK
+from agent.model.replies import read_json
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
 from hermes_state.text import well_formed

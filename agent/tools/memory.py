@@ -7,8 +7,7 @@ from msgspec import Meta
 
 from agent.memory.notes import MemoryDirectory, Person, Target, added, one_line, read_text, replaced
 from agent.memory.skills import SKILL_FILE, SkillCatalog, SkillInfo
-from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext, tool
+from agent.tools.registry import Arguments, Tool, ToolContext, tool
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
 from hermes_state.transcripts import load_sender_name

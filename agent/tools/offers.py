@@ -14,9 +14,8 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from agent.tokens import estimated_schema_tokens
-from agent.tools.arguments import Arguments, parsed
-from agent.tools.registry import Tool, ToolContext, ToolRegistry, tool
+from agent.model.usage import estimated_schema_tokens
+from agent.tools.registry import Arguments, Tool, ToolContext, ToolRegistry, parsed, tool
 from hermes_state.errors import ToolError
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store

@@ -6,8 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext, tool
+from agent.tools.registry import Arguments, Tool, ToolContext, tool
 from hermes_state.errors import ToolError
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection

@@ -5,8 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext, ToolReply, tool
+from agent.tools.registry import Arguments, Tool, ToolContext, ToolReply, tool
 from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.search.fuzzy import search_in_other_words
 from hermes_state.search.index import load_progress

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from agent.context.excerpt import Redact
-from agent.tokens import MESSAGE_TOKENS, estimated_text_tokens
+from agent.model.usage import MESSAGE_TOKENS, estimated_text_tokens
 from agent.trajectories.format import BOM, Trajectory, TurnRole
 from agent.trajectories.summary import Summarise, deterministic_text
 from hermes_state.errors import ModelError

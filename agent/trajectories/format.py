@@ -11,7 +11,7 @@ from typing import Final, Self
 import msgspec
 from msgspec import Raw
 
-from agent.tokens import MESSAGE_TOKENS, estimated_text_tokens
+from agent.model.usage import MESSAGE_TOKENS, estimated_text_tokens
 from hermes_state.errors import HermesError
 
 

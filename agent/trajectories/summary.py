@@ -9,7 +9,7 @@ from agent.context.limits import summary_input_tokens
 from agent.context.summary import SummaryJob, asking_row, checked_summary
 from agent.model.base import ModelRequest, Payer
 from agent.model.client import ModelClient
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from agent.trajectories.format import Turn
 from hermes_state import errors
 from hermes_state.errors import CommandError, ModelError, SpendingCapExceeded

@@ -30,9 +30,9 @@ from gateway.cli.lookups import Place, look_up
 from gateway.cli.output import Json, echo, show
 from gateway.config import load_config, process_environment
 from gateway.config.settings import Config
-from gateway.models.clients import make_model
 from gateway.models.pricing import cap_limits, price_in
 from gateway.models.routes import capacity_in, route_for
+from gateway.models.selection import make_model
 from gateway.times import parse_time
 from hermes_state.admin.lineage_queries import FullMessage, StoredConversation
 from hermes_state.disk import flush

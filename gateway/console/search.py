@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from gateway.console.registry import ConsoleContext, Page, field_of
 from gateway.console.words import platform_name
-from gateway.models.window import zone_of
+from gateway.models.routes import zone_of
 from gateway.operator.lookups import LOOKUP_SECONDS, HistoryRequest, SearchRequest, find_place
 from gateway.operator.search_advice import search_advice
 from gateway.times import parse_time

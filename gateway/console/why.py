@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gateway.console.registry import ConsoleContext, Page
-from gateway.models.window import zone_of
+from gateway.models.routes import zone_of
 from gateway.operator.why import load_explained, why_lines
 from hermes_state.admin.why import Why
 from hermes_state.store.sql import Connection

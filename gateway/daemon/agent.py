@@ -19,8 +19,7 @@ from agent.memory.notes import MemoryDirectory
 from agent.memory.sections import SectionReader
 from agent.memory.skills import SkillCatalog
 from agent.memory_flush import MemoryWriter
-from agent.model.catalog import known_model
-from agent.model.sizes import ASSUMED_CONTEXT
+from agent.model.catalog import ASSUMED_CONTEXT, known_model
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.subagents import SubagentRunner
 from agent.tool_calls import ResultBudget
@@ -34,11 +33,9 @@ from gateway.config import LoadedConfig
 from gateway.config.fields import block_json, secrets_of
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
-from gateway.models.clients import ClientRegistry
 from gateway.models.pricing import SpendingControl
-from gateway.models.routes import capacity_in, configured_limits, route_for
-from gateway.models.selection import ModelRegistry
-from gateway.models.window import context_settings, zone_of
+from gateway.models.routes import capacity_in, configured_limits, context_settings, route_for, zone_of
+from gateway.models.selection import ClientRegistry, ModelRegistry
 from gateway.outbound.notices import NoticeWriter
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
@@ -85,50 +82,18 @@ class AgentMaker:
             await clients.close()
 
     def _agent(self, loaded: LoadedConfig) -> Agent:
-        config, store, clock, redactor = loaded.config, self.store, self.clock, Redactor(loaded.secrets())
-        memory, zone = config.memory, zone_of(config)
+        config, redactor = loaded.config, Redactor(loaded.secrets())
+        zone = zone_of(config)
         skills = SkillCatalog(path=loaded.home / "skills")
         skills.load()
-        notes = writer = None
-        if memory.enabled:
-            notes = MemoryDirectory(path=loaded.home / "memory", settings=memory, holds_secret=redactor.knows)
-        files = SectionReader(
-            home=loaded.home,
-            notes=notes,
-            skills=skills,
-            reads_persona=config.agent.persona is None,
-            is_on=lambda name, chat: config.tools.switch_of(name, chat) == "on",
-        )
-        if notes is not None and memory.flush is not False:
-            is_shared = memory.flush is True
-            writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on, is_shared_on=is_shared)
-        tools = [*recall_tools(), context_tool, todo_tool(clock)]
-        tools += [memory_tool(notes)] if notes is not None else []
-        tools += [skill_tool(skills), *([delegate_tool] if config.auxiliary.delegate != "off" else [])]
-        registry = ToolRegistry((*tools, *self.tools(loaded)), self.tool_source)
-        for plugin_tool in load_plugin_tools(registry.by_name):
-            registry.add(plugin_tool)
-        plugin, mark = load_engine(config.context.engine, loaded.home), settings_mark(config)
-
-        def make_engine(built_in: Engine) -> Engine:
-            assert plugin is not None
-            return PluginEngine(
-                plugin.name,
-                plugin.make,
-                model=_model_info(config.model.route),
-                fallback=built_in,
-                redact=redactor,
-                clock=clock,
-                mark=mark,
-                schemas=plugin.schemas,
-                home=str(loaded.home),
-                store=store,
-            )
-
+        notes = self._notes(loaded, redactor)
+        files = self._files(loaded, notes, skills)
+        writer = self._memory_writer(config, notes, files, redactor)
+        registry = self._registry(loaded, notes, skills)
         budget = ResultBudget(result_size=config.tools.default_result_size, turn_budget=config.tools.turn_budget)
         subagents = SubagentRunner(
-            store=store,
-            clock=clock,
+            store=self.store,
+            clock=self.clock,
             tools=registry,
             access=self.access,
             settings=config.subagents,
@@ -137,26 +102,87 @@ class AgentMaker:
             redact=redactor,
         )
         return Agent(
-            store=store,
+            store=self.store,
             prompts=PromptBuilder(
                 tools=registry,
-                offers=OfferRegistry(registry, store, self.access),
+                offers=OfferRegistry(registry, self.store, self.access),
                 persona=config.agent.persona or DEFAULT_PERSONA,
                 zone=zone,
                 files=files,
             ),
-            clock=clock,
+            clock=self.clock,
             pending=self._pending,
             listeners=[self.notices.write],
             before_split=[writer.flush] if writer is not None else [],
             on_wait=self.notices.write_waiting,
             redact=redactor,
-            make_engine=None if plugin is None else make_engine,
+            make_engine=self._engine(loaded, redactor),
             max_tool_rounds=config.agent.max_tool_rounds,
             budget=budget,
             approval_minutes=config.tools.approval_minutes,
             delegate=subagents.run,
         )
+
+    def _notes(self, loaded: LoadedConfig, redactor: Redactor) -> MemoryDirectory | None:
+        """Return the long-term memory, or None if it is disabled."""
+        memory = loaded.config.memory
+        if not memory.enabled:
+            return None
+        return MemoryDirectory(path=loaded.home / "memory", settings=memory, holds_secret=redactor.knows)
+
+    def _files(self, loaded: LoadedConfig, notes: MemoryDirectory | None, skills: SkillCatalog) -> SectionReader:
+        config = loaded.config
+        return SectionReader(
+            home=loaded.home,
+            notes=notes,
+            skills=skills,
+            reads_persona=config.agent.persona is None,
+            is_on=lambda name, chat: config.tools.switch_of(name, chat) == "on",
+        )
+
+    def _memory_writer(
+        self, config: Config, notes: MemoryDirectory | None, files: SectionReader, redactor: Redactor
+    ) -> MemoryWriter | None:
+        """Return the writer of notes before a compression, or None if nothing is written then."""
+        flush = config.memory.flush
+        if notes is None or flush is False:
+            return None
+        is_shared = flush is True
+        return MemoryWriter(notes=notes, redact=redactor, clock=self.clock, is_on=files.is_on, is_shared_on=is_shared)
+
+    def _registry(self, loaded: LoadedConfig, notes: MemoryDirectory | None, skills: SkillCatalog) -> ToolRegistry:
+        """Return the registry of all tools: built-in tools, tools that need parts of the daemon, and plugins."""
+        tools = [*recall_tools(), context_tool, todo_tool(self.clock)]
+        tools += [memory_tool(notes)] if notes is not None else []
+        tools += [skill_tool(skills), *([delegate_tool] if loaded.config.auxiliary.delegate != "off" else [])]
+        registry = ToolRegistry((*tools, *self.tools(loaded)), self.tool_source)
+        for plugin_tool in load_plugin_tools(registry.by_name):
+            registry.add(plugin_tool)
+        return registry
+
+    def _engine(self, loaded: LoadedConfig, redactor: Redactor) -> Callable[[Engine], Engine] | None:
+        """Return a function that builds the plugin's context engine, or None if there is no plugin."""
+        config = loaded.config
+        plugin = load_engine(config.context.engine, loaded.home)
+        if plugin is None:
+            return None
+        mark = settings_mark(config)
+
+        def make_engine(built_in: Engine) -> Engine:
+            return PluginEngine(
+                plugin.name,
+                plugin.make,
+                model=_model_info(config.model.route),
+                fallback=built_in,
+                redact=redactor,
+                clock=self.clock,
+                mark=mark,
+                schemas=plugin.schemas,
+                home=str(loaded.home),
+                store=self.store,
+            )
+
+        return make_engine
 
     def _models(self, loaded: LoadedConfig, clients: ClientRegistry) -> ModelRegistry:
         config, store, clock = loaded.config, self.store, self.clock

@@ -28,12 +28,11 @@ from gateway.daemon.tools import BuiltInTools
 from gateway.health import Heartbeat
 from gateway.inbound.intake import GatewayIntake
 from gateway.models.pricing import SpendingControl
+from gateway.models.routes import zone_of
 from gateway.models.selection import Runtime
-from gateway.models.window import zone_of
 from gateway.operator.handlers import OperatorHandler
-from gateway.outbound.adapters import AdapterRegistry
+from gateway.outbound.adapters import AdapterRegistry, GateRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter, tell_background_end
 from gateway.schedules import (
     expire_idle,

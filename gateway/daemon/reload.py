@@ -25,9 +25,8 @@ from gateway.config.writing import new_files, write_files
 from gateway.daemon.agent import AgentMaker, agent_inputs
 from gateway.daemon.tools import BuiltInTools
 from gateway.logs import update_logging
-from gateway.models.clients import preload
 from gateway.models.pricing import unpriced_models, unpriced_sentence
-from gateway.models.selection import Runtime
+from gateway.models.selection import Runtime, preload
 from hermes_state.errors import ConfigError
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ from gateway.config import LoadedConfig
 from gateway.daemon.parts import Parts
 from gateway.daemon.reload import log_prices_and_caching
 from gateway.health import notify
-from gateway.models.clients import preload
+from gateway.models.selection import preload
 from gateway.operator.socket import serve_control
 from gateway.schedules import schedule_zone
 from hermes_state.aio import run_until

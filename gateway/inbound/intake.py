@@ -17,8 +17,17 @@ from gateway.access.pairing import STILL_WAITING, offer_pairing, refuse
 from gateway.access.permissions import AccessControl, AccessResult
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
-from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, admit_all, apply_deletion, apply_edit, is_busy
-from gateway.inbound.offline import OfflineCommandRunner, WaitNoticeSender
+from gateway.inbound.admission import (
+    AcceptedEvent,
+    OfflineCommandRunner,
+    StoredEvent,
+    WaitNoticeSender,
+    admit,
+    admit_all,
+    apply_deletion,
+    apply_edit,
+    is_busy,
+)
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
 from gateway.turns.lanes import LaneRegistry

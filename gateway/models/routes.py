@@ -1,20 +1,28 @@
-"""Configured routes: the model for each task, its limits, and its call settings.
+"""Configured routes: the model for each task, its limits, its call settings, and the context settings.
 
 The command line imports this module, so it must not import an SDK.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo
 
 from pydantic import SecretStr
 
+from agent.context.limits import ContextSettings, Limits, limits_of
 from agent.model.base import ModelLimits
-from agent.model.catalog import load_catalog
-from agent.model.sizes import UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
+from agent.model.catalog import UNKNOWN_LIMITS, ModelSize, SizeSource, load_catalog, model_size
+from agent.model.usage import estimated_text_tokens
+from agent.prompt import DEFAULT_PERSONA, system_prompt
+from agent.tools.offers import MAX_SCHEMA_TOKENS, SCHEMA_PERCENT
 from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.routes import CALL_KEYS, RouteConfig, completed, written_route
 from gateway.config.settings import Config
-from hermes_state.models.profiles import OfferedSize
-from hermes_state.values import ReasoningEffort, Tokens
+from hermes_state.models.profiles import ModelProfile, OfferedSize, load_profile
+from hermes_state.store.segment import RECALL_TOOLS
+from hermes_state.store.sql import Connection
+from hermes_state.values import ChatKey, ChatKind, EstimatedTokens, ReasoningEffort, Tokens
 
 
 def route_for(config: Config, task: AuxiliaryTask, own: RouteConfig) -> RouteConfig | None:
@@ -28,7 +36,7 @@ def route_for(config: Config, task: AuxiliaryTask, own: RouteConfig) -> RouteCon
         route = _summary_model(config) or (config.model.route if settings.mode == "same-as-main" else own)
         route = route.model_copy(update=settings.call_settings)
     else:
-        word = config.auxiliary.routes[task]
+        word: str = getattr(config.auxiliary, task)
         if word == "off":
             return None
         route = own if word == "auto" else config.model.route if word == "main" else config.model.alias_route(word)
@@ -127,3 +135,50 @@ def missing_keys(config: Config) -> Iterator[str]:
         if is_public and route.api_key is None and not any(isinstance(value, SecretStr) for value in headers):
             where = "model.api_key" if route == config.model.route else f"api_key of the model {route.label}"
             yield f"{where} is not set, so {host} is called without a key; if no key is needed, set any value"
+
+
+# ---- context settings
+
+
+def zone_of(config: Config) -> tzinfo:
+    """Return the time zone in `agent.time_zone`, or this machine's zone."""
+    name = config.agent.time_zone
+    return (ZoneInfo(name) if name is not None else datetime.now().astimezone().tzinfo) or UTC
+
+
+def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
+    """Return the context settings of a model (by default, the configured model), with its overrides applied."""
+    compression = config.compression.for_model(model or config.model.name or "")
+    return replace(
+        compression,
+        summary_seconds=min(compression.summary_seconds, config.model.turn_seconds / 4),
+        hygiene_threshold=config.hygiene.threshold,
+        zone=zone,
+    )
+
+
+def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limits, SizeSource]:
+    """Return the limits of the configured model, with its stored `profile`, and the source of its window size."""
+    profile = profile or ModelProfile()
+    capacity = capacity_in(config.model, profile.offer)
+    window = profile.window(capacity.context_length)
+    max_input = profile.max_input(capacity.context_length, capacity.max_input_tokens)
+    limits = limits_of(window, capacity.reserved_in(window), context_settings(config, UTC), max_input)
+    return limits, SizeSource.LEARNED if window < capacity.context_length else capacity.context_from
+
+
+def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
+    model = config.model
+    return load_profile(db, f"{model.protocol}:{model.host}", model.label)
+
+
+def fixed_prompt_tokens(config: Config, limits: Limits) -> EstimatedTokens:
+    """Return the maximum number of tokens in the fixed part of a prompt: the system prompt and the tool schemas."""
+    prompt = system_prompt(
+        persona=config.agent.persona or DEFAULT_PERSONA,
+        chat=ChatKey(platform="telegram", account="telegram", chat_ref=""),
+        kind=ChatKind.DIRECT,
+        tool_names=RECALL_TOOLS,
+    )
+    schemas = min(MAX_SCHEMA_TOKENS, limits.threshold * SCHEMA_PERCENT // 100)
+    return EstimatedTokens(estimated_text_tokens(prompt) + schemas)

@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from agent.context.limits import Limits
-from agent.model.sizes import SizeSource
+from agent.model.catalog import SizeSource
 from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.terminal.sandbox import group_parents, probe_sandbox, terminal_fault
 from gateway.access.permissions import find_admin_chats
 from gateway.cluster.membership import node_info
 from gateway.config.settings import Config
-from gateway.models.routes import window_from
-from gateway.models.window import fixed_prompt_tokens
+from gateway.models.routes import fixed_prompt_tokens, window_from
 from hermes_state.admin.overview import engine_of, load_overview
 from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.search.index import find_fault

@@ -31,8 +31,7 @@ from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.files import StateDirectory, find_user_home, locate_home
 from gateway.config.loader import NOTHING_SERVED
 from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
-from gateway.models.routes import all_routes, left_out, route_for
-from gateway.models.window import load_configured_profile, window_of
+from gateway.models.routes import all_routes, left_out, load_configured_profile, route_for, window_of
 from gateway.operator import checks
 from gateway.operator.checks import CheckResult, failed, fine, skipped, warning
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram

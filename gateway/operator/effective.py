@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from agent.model.sizes import SizeSource
+from agent.model.catalog import SizeSource
 from gateway.config import LoadedConfig
 from gateway.config.blocks import fields_of, is_block
 from gateway.config.fields import DEFAULT_SOURCE, dotted, values_of

@@ -1,19 +1,33 @@
-"""Supervised adapters: each is restarted with a backoff while this process serves its account."""
+"""Supervised adapters, and the gates and flood control that throttle the messages to their chats.
+
+Each adapter is restarted with a backoff while this process serves its account.
+
+A gate allows one request at a time. The outbox waits for the gate and for the end of penalties. Previews and typing
+signals are sent only if the gate is free and no penalty is active. Otherwise, they are dropped.
+"""
 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 import structlog
 
 from hermes_state.aio import Backoff, CancelledElsewhereError, own_cancellation
-from hermes_state.errors import PlatformError, TokenRejected
+from hermes_state.errors import (
+    ChatUnreachable,
+    MessageRejected,
+    PlatformError,
+    RateLimited,
+    SendAmbiguous,
+    TokenRejected,
+)
 from hermes_state.outbox import AccountClaim
-from hermes_state.values import ChatKey
-from platforms.base import AdapterHealth, AdapterState, Intake, PlatformAdapter
+from hermes_state.values import ChatId, ChatKey
+from platforms.base import AdapterHealth, AdapterState, Intake, PlatformAdapter, SendRequest
 
 log = structlog.get_logger()
 
@@ -119,3 +133,93 @@ class AdapterRegistry:
             async with asyncio.timeout(within):
                 while any(one.state is AdapterState.STARTING for one in self.health().values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)  # adapters send no event when they start to receive
+
+
+# ---- gates and flood control
+
+
+class Gate:
+    """Lock for all requests to a chat."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+
+    @property
+    def is_free(self) -> bool:
+        """True while no sender holds the gate or waits for it."""
+        return not self._lock.locked() and self._waiting == 0
+
+    @asynccontextmanager
+    async def passing(self) -> AsyncIterator[None]:
+        self._waiting += 1
+        try:
+            await self._lock.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+class FloodControl:
+    """A platform's penalty for a chat. All topics and people of the chat share it."""
+
+    def __init__(self) -> None:
+        self._ends = 0.0
+
+    @property
+    def penalty_seconds(self) -> float:
+        """Seconds until the next request is allowed, or 0 without a penalty."""
+        return max(0.0, self._ends - time.monotonic())
+
+    def close_for(self, seconds: float) -> None:
+        """Record a penalty imposed by the platform. A shorter penalty never replaces a longer penalty."""
+        self._ends = max(self._ends, time.monotonic() + seconds)
+        # The timer keeps this object alive, so that the penalty outlives the current senders.
+        asyncio.get_running_loop().call_later(seconds, lambda: self)
+
+    @contextmanager
+    def obeyed(self) -> Iterator[None]:
+        """Guard a request: raise `RateLimited` at once during a penalty. Record a penalty that the request causes."""
+        if (seconds := self.penalty_seconds) > 0:
+            raise RateLimited(seconds)  # a request now would extend the penalty
+        try:
+            yield
+        except RateLimited as error:
+            self.close_for(error.retry_after)
+            raise
+
+
+class GateRegistry:
+    """Gates and flood control of all chats. Each object is freed when no task uses it any more."""
+
+    def __init__(self) -> None:
+        self._gates: WeakValueDictionary[ChatId, Gate] = WeakValueDictionary()
+        self._floods: WeakValueDictionary[tuple[str, str, str], FloodControl] = WeakValueDictionary()
+
+    def of(self, chat_id: ChatId) -> Gate:
+        return self._gates.setdefault(chat_id, Gate())
+
+    def flood_of(self, chat: ChatKey) -> FloodControl:
+        """Return the flood control that all topics and people of a chat share."""
+        return self._floods.setdefault((chat.platform, chat.account, chat.chat_ref), FloodControl())
+
+
+async def send_or_plain(adapter: PlatformAdapter, request: SendRequest, flood: FloodControl) -> str:
+    """Send a part. If its formatting or file is rejected, send it as plain text. Raises `PlatformError`."""
+    try:
+        with own_cancellation(), flood.obeyed():
+            try:
+                return await adapter.send(request)
+            except (MessageRejected, ChatUnreachable) as error:
+                if isinstance(error, ChatUnreachable) and request.file is None:  # with a file, retry without
+                    raise
+                log.warning("delivery.sent_plain", detail=str(error))
+            return await adapter.send(replace(request, is_plain=True, file=None))
+    except PlatformError:
+        raise
+    except Exception as error:  # a bug in an SDK must not lose the answer, so the outcome counts as unknown
+        log.exception("delivery.crashed", chat=request.chat.name)
+        raise SendAmbiguous(f"{type(error).__name__}: {error}") from error

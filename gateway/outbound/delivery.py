@@ -18,10 +18,9 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from gateway.outbound.adapters import AdapterRegistry
-from gateway.outbound.gates import GateRegistry
+from gateway.outbound.adapters import AdapterRegistry, GateRegistry, send_or_plain
 from hermes_state import outbox
-from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
+from hermes_state.aio import Backoff, cancel_all, track, wait_until
 from hermes_state.chats import load_chat, move_chat
 from hermes_state.errors import (
     ChatMoved,
@@ -212,7 +211,7 @@ class Delivery:
                     ticket=ticket,
                     text_kind=TextKind.NOTICE,
                 )
-                await self._send_or_plain(adapter, request)
+                await send_or_plain(adapter, request, self.gates.flood_of(request.chat))
         except PlatformError as error:
             log.info("delivery.direct_failed", chat=chat.name, error=type(error).__name__)
             return False
@@ -341,7 +340,7 @@ class Delivery:
         try:
             if not self.adapters.is_certain() or self.adapters.ownership_of(chat) != ownership:
                 raise PlatformUnavailable("another node may serve the account by now")
-            ref = await self._send_or_plain(adapter, request)
+            ref = await send_or_plain(adapter, request, self.gates.flood_of(request.chat))
         except (ChatUnreachable, MessageRejected) as error:
             log.warning("delivery.abandoned", error=type(error).__name__, detail=str(error))
             given_up = (row, str(error), ownership, self.clock.now())
@@ -369,23 +368,6 @@ class Delivery:
         else:
             return await self.store.write_with_retry(outbox.mark_sent, row.id, ref, self.clock.now())
         return True
-
-    async def _send_or_plain(self, adapter: PlatformAdapter, request: SendRequest) -> str:
-        """Send a part. If its formatting or file is rejected, send it as plain text. Raises `PlatformError`."""
-        try:
-            with own_cancellation(), self.gates.flood_of(request.chat).obeyed():
-                try:
-                    return await adapter.send(request)
-                except (MessageRejected, ChatUnreachable) as error:
-                    if isinstance(error, ChatUnreachable) and request.file is None:  # with a file, retry without
-                        raise
-                    log.warning("delivery.sent_plain", detail=str(error))
-                return await adapter.send(replace(request, is_plain=True, file=None))
-        except PlatformError:
-            raise
-        except Exception as error:  # a bug in an SDK must not lose the answer, so the outcome counts as unknown
-            log.exception("delivery.crashed", chat=request.chat.name)
-            raise SendAmbiguous(f"{type(error).__name__}: {error}") from error
 
 
 def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:

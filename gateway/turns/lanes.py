@@ -16,14 +16,13 @@ import structlog
 from gateway.access.permissions import AccessControl
 from gateway.models.selection import Runtime
 from gateway.turns.attachments import AttachmentHandler
-from gateway.turns.bursts import held_until, next_burst
 from gateway.turns.ownership import Ownership
 from gateway.turns.runner import MAX_RESTARTS, ActiveTurn, TurnRunner
 from hermes_state import inbox, journal, outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import is_unreachable, load_chat
 from hermes_state.errors import StateError, StoreBroken
-from hermes_state.inbox import InboxKind, InboxRow, InboxState
+from hermes_state.inbox import InboxKind, InboxMode, InboxRow, InboxState
 from hermes_state.journal import InboxMoved, PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
@@ -39,6 +38,12 @@ INTERRUPTED = "stopped: the person sent a newer message"
 TURNED_AWAY = "Your access was revoked, so I did not answer your queued messages."
 DEAD_LETTER_SENTENCE = "I could not process this message. Please try wording it differently."
 RETRY_BACKOFF = Backoff()
+ARRIVAL_SLACK_MS = 300
+"""Milliseconds of network delay to allow for a piece that was sent up to `PASTE_MS` after the previous piece."""
+PASTE_MS = 1_500
+"""Milliseconds to wait for the next piece of a long pasted text. Clients send all pieces within a second."""
+PLATFORM_CLOCK_MS = 1_000
+"""Resolution of Telegram's timestamps in milliseconds."""
 
 RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
 """Runs a queued command. Returns the turn that the command opened (`/retry`), or None."""
@@ -409,3 +414,36 @@ def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, lis
     scheduled = {row.id for row in rows if row.payload.via is InputKind.SCHEDULED}
     held = scheduled if scheduled and is_unreachable(db, chat_id) else ()
     return turn, [row for row in rows if not row.runs_at_once and row.id not in held]
+
+
+def next_burst(rows: Sequence[InboxRow], *, merge_ms: int) -> list[InboxRow]:
+    """Return the waiting rows for the next turn, or a single command. Notices alone do not start a turn.
+
+    Consecutive messages of a sender within `merge_ms` become a single turn (a burst).
+    """
+    messages = [row for row in rows if row.kind is not InboxKind.NOTICE]
+    burst = messages[:1]
+    if not burst or burst[0].kind is InboxKind.COMMAND:
+        return burst
+    for row in messages[1:]:
+        if not _follows(row, burst, merge_ms):
+            break
+        burst.append(row)
+    notices = [row for row in rows if row.kind is InboxKind.NOTICE and row.id < burst[-1].id]
+    return sorted([*notices, *burst], key=lambda row: row.id)
+
+
+def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
+    first, last = burst[0], burst[-1]
+    if InboxMode.ALONE in (first.mode, row.mode) or row.kind is InboxKind.COMMAND or row.sender_ref != first.sender_ref:
+        return False
+    is_in_span = merge_ms > 0 and abs(row.sent_at - first.sent_at) <= merge_ms
+    is_next_piece = last.expects_more and row.sent_at - last.sent_at <= PASTE_MS + PLATFORM_CLOCK_MS
+    return is_in_span or is_next_piece
+
+
+def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow]) -> Millis:
+    """Return the time until which a burst waits for another piece, or 0 for no wait. A later message ends the wait."""
+    last = burst[-1]
+    is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)
+    return Millis(last.received_at + PASTE_MS + ARRIVAL_SLACK_MS if last.expects_more and is_newest else 0)

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.outbound.adapters import AdapterRegistry
-from gateway.outbound.gates import FloodControl, Gate, GateRegistry
+from gateway.outbound.adapters import AdapterRegistry, FloodControl, Gate, GateRegistry
 from hermes_state.aio import cancel_all, make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
 from hermes_state.store.writer import Store

@@ -1,8 +1,12 @@
-"""Turn runner: runs the agent with a preview and a deadline, and reports errors to the chat."""
+"""Turn runner: runs the agent with a preview and a deadline, and reports errors to the chat.
+
+If the chosen model fails, its fallbacks are tried in order. Each fallback resumes the same turn from its stored rows,
+as after a restart. Only the unfinished text of the failed model is lost.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -11,22 +15,31 @@ from structlog.contextvars import bound_contextvars
 
 from agent.context.commit import note_pressure
 from agent.context.job import PressureEvent
+from agent.context.measure import MeasuredPrompt
+from agent.context.model_handle import ModelHandle
 from agent.model.base import Payer
 from agent.model.caps import StoreLedger
 from agent.model.client import record_cancelled
-from agent.model.errors import sentence_for
+from agent.model.errors import remedy_for, sentence_for
 from agent.tool_calls import ApprovalNeededError
+from agent.turn import Agent, Answer
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import ModelConfig
-from gateway.models.selection import Runtime, name_of, route_of
+from gateway.models.selection import ModelRegistry, Runtime, name_of, route_of
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.notices import pressure_sentence
-from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answer_with_fallbacks, change_notice
 from gateway.turns.previews import PreviewMaker, TurnPreview
 from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, sessions
 from hermes_state.aio import make_way, own_cancellation, wait_until
-from hermes_state.errors import HermesError, ModelError, StoreUnavailable
+from hermes_state.errors import (
+    ContentRejected,
+    HermesError,
+    ModelError,
+    ShapeRejected,
+    SpendingCapExceeded,
+    StoreUnavailable,
+)
 from hermes_state.journal import ModelAnswer
 from hermes_state.outbox import OutboxRow, RenderedReply, Reply
 from hermes_state.store.locks import locks
@@ -40,6 +53,9 @@ log = structlog.get_logger()
 MAX_RESTARTS = 3
 """Maximum number of restarts of a turn. After more crashes, the turn itself is probably their cause."""
 
+MIN_HYGIENE_MESSAGES = 4
+"""Minimum number of messages for which hygiene checks the size in tokens. Shorter views are left to the agent."""
+
 DEADLINE_SENTENCE = "This took too long, so I stopped. Send /retry to try again."
 CRASH_SENTENCE = "An internal error stopped my answer. Your message is saved. Send /retry to try again."
 STOPPED_NOTICE = "(stopped)"
@@ -48,6 +64,26 @@ RESTART_SENTENCE = (
     "I was interrupted several times while working on this, so I stopped trying. "
     "Your message is saved. Send /retry to try again."
 )
+
+
+class FallbacksFailedError(HermesError):
+    """The model of a conversation and all its fallbacks have failed."""
+
+    def __init__(self, first: ModelError, count: int) -> None:
+        super().__init__(f"{type(first).__name__}: {first}; {count} fallback models also failed")
+        self.first = first
+        self.count = count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnAnswer:
+    """Answer of a turn, with the chosen model and the model that answered."""
+
+    answer: Answer
+    chosen: RouteConfig
+    by: RouteConfig
+    why: str | None
+    """Reason why the chosen model did not answer, or None if it answered."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -243,3 +279,77 @@ def _sentence(error: HermesError | TimeoutError) -> str:
     if isinstance(error, ModelError):
         return sentence_for(error)
     return DEADLINE_SENTENCE if isinstance(error, TimeoutError) else CRASH_SENTENCE
+
+
+# ---- fallbacks
+
+
+async def answer_with_fallbacks(
+    turn: RunningTurn,
+    preview: TurnPreview,
+    agent: Agent,
+    models: ModelRegistry,
+    chosen: RouteConfig,
+    fallbacks: Sequence[RouteConfig],
+) -> TurnAnswer:
+    """Answer a turn with the chosen model, or with the first fallback that works.
+
+    Each model is tried at most once, and models with an open circuit breaker come last. Raises the errors of
+    `Agent.run`, or `FallbacksFailedError` if all fallbacks failed.
+    """
+    routes = [chosen, *(route for route in fallbacks if route != chosen)]
+    open_circuits = {route: state for route in routes if (state := models.open_circuit(route)) is not None}
+    order = [*(route for route in routes if route not in open_circuits), *open_circuits]
+    failures: dict[RouteConfig, ModelError] = {}
+    why = open_circuits[chosen].why if chosen in open_circuits else None
+    for route in order:
+        try:
+            model = models.of(route)
+            answer = await agent.run(turn, preview.show, model, await check_size(agent, turn, model))
+        except ModelError as error:
+            if not _may_go_on(error, is_chosen=route == chosen) or len(routes) == 1:
+                raise
+            failures[route] = error
+            why = remedy_for(error).trouble or "refused this request" if route == chosen else why
+            log.warning("route.failed", route=model.client.route, model=route.label, kind=type(error).__name__)
+            preview.forget()
+            continue
+        return TurnAnswer(answer=answer, chosen=chosen, by=route, why=None if route == chosen else why)
+    first = failures.get(chosen) or next(iter(failures.values()))
+    raise FallbacksFailedError(first, len(routes) - 1)
+
+
+async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> MeasuredPrompt | None:
+    """Check the size of a conversation before its turn (hygiene), and compress the conversation if it is too large.
+
+    Hygiene acts at 85 % of the context window (`hygiene.threshold`) or at 5,000 messages. If the prompt still fits,
+    the turn waits at most 10 seconds for the compression. Returns the measured prompt, or None if it may be outdated.
+    """
+    context, conversation = agent.context, turn.conversation
+    prompt = await context.measure(conversation, model)
+    messages, limit = len(prompt.view.transcript), model.context.hard_message_limit
+    is_large = messages >= MIN_HYGIENE_MESSAGES and prompt.estimated >= prompt.limits.hygiene
+    if not (is_large or messages >= limit) or context.pending.is_pending(conversation.lineage_id):
+        return prompt
+    await context.compress_before_turn(prompt, message_limit=None if is_large else limit)
+    return None
+
+
+def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
+    """True if another model might succeed. This includes refusals without a reason, which open no circuit breaker."""
+    if isinstance(error, (SpendingCapExceeded, ContentRejected)):
+        return False
+    return not is_chosen or remedy_for(error).trouble is not None or type(error) in (ModelError, ShapeRejected)
+
+
+def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
+    """Return a notice if the answering model has changed, or None. `before` is the previous fallback, if any."""
+    if done.why is None:
+        return f"_{_named(done.chosen)} answers again._" if before is not None else None
+    if before == done.by:
+        return None
+    return f"_{_named(done.by)} answers for now, because {_named(done.chosen)} {done.why}._"
+
+
+def _named(route: RouteConfig) -> str:
+    return f"`{route.label.replace('`', '')}`"

@@ -16,8 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hermes_state.aio import retried
 from hermes_state.errors import StoreBroken, StoreUnavailable
-from hermes_state.store.batch import WriteRequest
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, WriteRequest
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -27,12 +27,10 @@ from platforms.buttons import ButtonCommandStore
 from platforms.files import CHUNK_BYTES, copy_file, save_stream
 from platforms.settings import TelegramSettings
 from platforms.telegram import rendering
-from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, UpdateReader
 from platforms.telegram.outbound import TelegramSender, is_refused, translated
-from platforms.telegram.polling import Poller
 from platforms.telegram.transport import BotApiRequest
-from platforms.telegram.updates import UpdateHandler
+from platforms.telegram.updates import HealthState, Poller, UpdateHandler
 from platforms.telegram.webhook import keep_webhook, webhook_server
 
 RETRY_SECONDS = 3_600.0

@@ -16,9 +16,8 @@ from hermes_state.errors import PlatformUnavailable, TokenRejected
 from platforms.base import AdapterState
 from platforms.http_server import http_server
 from platforms.settings import TelegramSettings, WebhookSettings
-from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
-from platforms.telegram.updates import UpdateHandler
+from platforms.telegram.updates import HealthState, UpdateHandler
 from platforms.text import UNREADABLE, parsed_json
 
 log = structlog.get_logger(__name__)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.base import FinishReason, ModelReply, Payer
+from agent.model.usage import estimated_text_tokens
 from agent.title_prompt import MAX_CHARACTERS, MAX_INPUT_TOKENS, checked_title, title_request
-from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ReplyMalformed
 from hermes_state.redaction import Redactor, redact
 from hermes_state.values import ChatId, LineageId, Message, Millis, ToolCall

@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.handoff import framed
-from agent.model.usage import rows_size
+from agent.model.usage import (
+    BLOCK_TOKENS,
+    MESSAGE_TOKENS,
+    RowTokenCache,
+    estimated_schema_tokens,
+    estimated_text_tokens,
+    rows_size,
+)
 from agent.model.wire import WireStyle
-from agent.tokens import BLOCK_TOKENS, MESSAGE_TOKENS, RowTokenCache, estimated_schema_tokens, estimated_text_tokens
 from hermes_state.values import Document, Image, Message, MessageBody, Origin, Quote, Reasoning, ToolCall
 from tests.agent.context.rows import answer, human, result
 

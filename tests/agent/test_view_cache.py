@@ -4,13 +4,12 @@ import random
 
 import pytest
 
-from agent import view_cache as views
-from agent.view_cache import ViewCache
+from hermes_state import transcripts as views
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.sessions import Session, load_tip, start_session
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import NewMessage, append, hide, load_view
+from hermes_state.transcripts import NewMessage, ViewCache, append, hide, load_view
 from hermes_state.values import ChatKind, MessageRole, Millis, Origin
 from tests.hermes_state.rows import START, key_of
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.inbound.offline import GOES_ON, WAITS
+from gateway.inbound.admission import GOES_ON, WAITS
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.cluster.nodes import Cluster
 from tests.cluster.program import lines_of

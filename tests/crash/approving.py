@@ -8,7 +8,7 @@ another chat.
 from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.offline import NOT_TAKEN
+from gateway.inbound.admission import NOT_TAKEN
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.daemon import SIGN_DONE
 from tests.crash.invariants import copies, file_problems, opened, undecided_rows

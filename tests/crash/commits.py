@@ -12,10 +12,10 @@ from collections import Counter
 from pathlib import Path
 from sys import _getframe
 
-from hermes_state.store import batch
+from hermes_state.store import sql
 from hermes_state.store.sql import Connection
 
-_real_commit = batch.commit_batch
+_real_commit = sql.commit_batch
 _counts: Counter[str] = Counter()
 
 
@@ -62,4 +62,4 @@ def _functions() -> list[str]:
 
 def wrap_commits() -> None:
     """Count this process's commits from now on, and die at the commit that the environment names."""
-    batch.commit_batch = _commit_batch
+    sql.commit_batch = _commit_batch

@@ -7,7 +7,7 @@ once, and its report reaches the waiting turn.
 from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.offline import NOT_TAKEN
+from gateway.inbound.admission import NOT_TAKEN
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.daemon import DUMP_A
 from tests.crash.invariants import copies, file_problems, opened, undecided_rows

@@ -7,7 +7,7 @@ only once. The workspace contains the complete file or no file.
 from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.offline import NOT_TAKEN
+from gateway.inbound.admission import NOT_TAKEN
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.invariants import copies, file_problems, opened, undecided_rows
 from tests.crash.world import World

@@ -7,7 +7,7 @@ from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 
-from gateway.inbound.offline import NOT_TAKEN
+from gateway.inbound.admission import NOT_TAKEN
 from hermes_state.engines.sqlite.connections import register_functions
 from platforms.telegram.rendering import REPEAT_MARK
 from platforms.text import UNFINISHED

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import closing
 from sqlite3 import Connection
 
-from gateway.inbound.offline import NOT_TAKEN
+from gateway.inbound.admission import NOT_TAKEN
 from hermes_state.chats import ensure_chat
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.tools.schedules import NewSchedule, insert_schedule

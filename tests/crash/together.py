@@ -7,7 +7,7 @@ is killed, each message is answered once, in the order of its chat.
 from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.offline import NOT_TAKEN
+from gateway.inbound.admission import NOT_TAKEN
 from tests.crash.invariants import copies, file_problems, opened, undecided_rows
 from tests.crash.world import World
 

@@ -34,9 +34,8 @@ from gateway.config.settings import Config
 from gateway.inbound.intake import GatewayIntake
 from gateway.models.pricing import SpendingControl
 from gateway.models.selection import ModelRegistry, Runtime
-from gateway.outbound.adapters import AdapterRegistry
+from gateway.outbound.adapters import AdapterRegistry, GateRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules import expire_questions, fire_schedules
 from gateway.timers import LOOK_SECONDS, Timer, run_timers

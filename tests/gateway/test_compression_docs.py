@@ -17,12 +17,12 @@ from agent.context.state import (
 )
 from agent.context.summary import HEADINGS
 from agent.handoff import SYSTEM_NOTE, Handoff, framed
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from agent.turn import MAX_OVERFLOWS
 from gateway.config import load_config
-from gateway.models.window import window_of
+from gateway.models.routes import window_of
 from gateway.outbound.notices import ACCURACY_EVERY, ACCURACY_FROM
-from gateway.turns.fallbacks import MIN_HYGIENE_MESSAGES
+from gateway.turns.runner import MIN_HYGIENE_MESSAGES
 from tests.agent.context.rows import human
 from tests.gateway.test_docs import between
 

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from agent.model import bodies, replies
+from agent.model import replies
 from gateway.cli import EXIT_CONFIG, EXIT_OWNED_ELSEWHERE, app, load_command
 from gateway.commands.registry import Command
 from gateway.commands.table import REGISTRY
@@ -24,7 +24,7 @@ from gateway.config.fields import FIELDS, variable_name
 from gateway.config.loader import NO_SETTINGS
 from gateway.config.old_keys import OLD_KEYS
 from gateway.config.settings import Config
-from gateway.models.window import window_of
+from gateway.models.routes import window_of
 from gateway.operator.doctor import STOP_MARGIN_SECONDS, stop_timeout_seconds
 from hermes_state.store.writer import Store
 from platforms.settings import LocalSettings
@@ -249,7 +249,7 @@ def test_the_limits_of_the_units_are_documented() -> None:
 
 def test_the_limits_on_replies_are_documented() -> None:
     page = read("docs/reference/models.md")
-    assert f"{bodies.MAX_BODY_BYTES // 1_000_000} MB and {bodies.MAX_VALUES:,} values" in page
+    assert f"{replies.MAX_BODY_BYTES // 1_000_000} MB and {replies.MAX_VALUES:,} values" in page
     assert f"{replies.MAX_CHARACTERS:,} characters and {replies.MAX_CALLS} tool calls" in page
 
 

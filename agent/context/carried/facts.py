@@ -19,7 +19,7 @@ import orjson
 
 from agent.context.carried.phrases import sentences, weighty_words
 from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, speaker_name, without_thoughts
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state.values import Message, MessageRole, Origin, recall_id
 
 LINE_CHARACTERS = 170

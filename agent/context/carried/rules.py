@@ -17,7 +17,7 @@ from unicodedata import normalize
 
 from agent.context.carried.phrases import QUESTION, Hinted, Language, any_of, hinted, plain, sentences
 from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, speaker_name
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state.transcripts import NOT_SAID_NOW
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
 

@@ -26,9 +26,8 @@ from agent.model.base import (
     refusal_text,
     with_fields,
 )
-from agent.model.encoded_prompts import NOTHING, KeptPromptCache
 from agent.model.errors.classifier import error_in, stream_error
-from agent.model.http import HttpChatModel, Sdk
+from agent.model.http import NOTHING, HttpChatModel, KeptPromptCache, Sdk
 from agent.model.protocols.caching import apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.limits import limits_in
 from agent.model.replies import MAX_CALLS, ReplyBuilder

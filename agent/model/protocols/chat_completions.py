@@ -15,8 +15,8 @@ from typing import Any, Final
 import orjson
 
 from agent.model.base import CacheTtl, Endpoint, ModelReply, ModelRequest, made_by, with_fields
-from agent.model.encoded_prompts import NOTHING, KeptPromptCache
 from agent.model.errors.classifier import error_in, stream_error
+from agent.model.http import NOTHING, KeptPromptCache
 from agent.model.protocols.caching import apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.model.base import Endpoint, ModelReply, ModelRequest, made_by, with_fields
-from agent.model.encoded_prompts import NOTHING, KeptPromptCache
 from agent.model.errors.classifier import error_in, stream_error
+from agent.model.http import NOTHING, KeptPromptCache
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost

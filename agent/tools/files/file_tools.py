@@ -17,10 +17,9 @@ from msgspec import Meta
 from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, UnreadableImageError, mime_of
 from agent.memory.sections import CONTEXT_FILES
 from agent.tools.approvals import fenced, inline
-from agent.tools.arguments import Arguments
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import load_row, whole_text
-from agent.tools.registry import Tool, ToolContext, ToolReply, tool
+from agent.tools.registry import Arguments, Tool, ToolContext, ToolReply, tool
 from hermes_state import attachments
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError

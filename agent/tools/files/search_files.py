@@ -18,11 +18,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from agent.tools.arguments import Arguments
 from agent.tools.files.file_tools import encoding_of, stored_row
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import whole_text
-from agent.tools.registry import Tool, ToolContext, tool
+from agent.tools.registry import Arguments, Tool, ToolContext, tool
 from hermes_state.aio import FairSlots
 from hermes_state.errors import ToolError
 from hermes_state.text import counted

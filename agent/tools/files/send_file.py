@@ -9,10 +9,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from agent.tools.arguments import Arguments
 from agent.tools.files.file_tools import WorkspacePath
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
-from agent.tools.registry import Tool, ToolContext, tool
+from agent.tools.registry import Arguments, Tool, ToolContext, tool
 from hermes_state import attachments, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError

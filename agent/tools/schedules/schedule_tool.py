@@ -9,8 +9,7 @@ from zoneinfo import ZoneInfo
 from msgspec import Meta
 
 from agent.tools.approvals import fenced, inline
-from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext, tool
+from agent.tools.registry import Arguments, Tool, ToolContext, tool
 from agent.tools.schedules.times import is_local, known_zone, next_occurrence, normalised, parse_crontab
 from hermes_state.errors import ToolError
 from hermes_state.store.locks import locks

@@ -17,8 +17,7 @@ from msgspec import Meta
 
 from agent.settings import TerminalSettings
 from agent.tools.approvals import fenced
-from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext, tool
+from agent.tools.registry import Arguments, Tool, ToolContext, tool
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import terminal_fault
 from hermes_state.aio import cancel_all, wait_until

@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.settings import WebSettings
-from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext, tool
+from agent.tools.registry import Arguments, Tool, ToolContext, tool
 from agent.tools.web.addresses import AddressRejected, checked_url, host_of, is_public, open_socket
 from agent.workers import run_worker
 from hermes_state.aio import FairSlots

@@ -10,8 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import orjson
 from msgspec import Meta
 
-from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext, tool
+from agent.tools.registry import Arguments, Tool, ToolContext, tool
 from agent.tools.web.fetching import UNTRUSTED, check_secret, read_body, retry_after
 from hermes_state.errors import ToolError
 from hermes_state.text import counted, enclosed, shortened, well_formed

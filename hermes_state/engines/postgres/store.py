@@ -18,9 +18,8 @@ from hermes_state.engines.postgres.migrate import migrate
 from hermes_state.engines.postgres.nodes import session_name
 from hermes_state.engines.postgres.reads import ANSWER_SECONDS, ShortReads, milliseconds, read, run_pipelined
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken, StoreUnavailable
-from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks_of
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, TransactionRules, WriteRequest, run_batch
 from hermes_state.store.writer import READ_SECONDS, Store
 
 P = ParamSpec("P")

@@ -20,9 +20,8 @@ from hermes_state.engines.sqlite.file_loss import DatabaseHandle, has_content, l
 from hermes_state.engines.sqlite.index import detach_index, is_index_trouble
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.errors import StoreBroken, StoreUnavailable
-from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.lock import FileLock, refuse_held
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, TransactionRules, WriteRequest, run_batch
 from hermes_state.store.writer import Store
 
 P = ParamSpec("P")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.context.deterministic import READ_CHARACTERS, deterministic_summary
 from agent.context.excerpt import QUOTED_CHARACTERS
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state.redaction import Redactor
 from hermes_state.transcripts import FORWARDED_NOTE
 from hermes_state.values import Document, Message, MessageBody, MessageRole, Millis, Origin, Tokens, ToolCall

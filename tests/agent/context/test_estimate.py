@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agent.context.estimate import Estimator
 from agent.model.base import ModelRequest, ToolSchema
+from agent.model.usage import RowTokenCache
 from agent.model.wire import WireStyle, chat_messages
-from agent.tokens import RowTokenCache
 from hermes_state.models.profiles import Calibration
 from hermes_state.transcripts import View
 from hermes_state.values import Image, Message, MessageBody, ReportedTokens, SessionId

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.context.excerpt import fitted, said
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state.values import MessageBody, Tokens
 from tests.agent.context.rows import human
 from tests.sampling import examples

@@ -6,7 +6,7 @@ import pytest
 
 from agent.context.model_handle import MAX_OFFER_AGE_MS, MAX_SILENCE_AGE_MS, UNREACHED_BACKOFF, LearnedProfile
 from agent.model.base import ChatModel, ModelLimits
-from agent.model.sizes import SizeSource
+from agent.model.catalog import SizeSource
 from hermes_state.models.profiles import Calibration, OfferedSize, save_calibration, save_offer
 from hermes_state.store.writer import Store
 from hermes_state.values import LineageId, Millis, Tokens

@@ -16,7 +16,7 @@ from agent.context.limits import (
     summary_input_tokens,
 )
 from agent.model.base import ModelLimits
-from agent.model.sizes import model_size
+from agent.model.catalog import model_size
 from hermes_state.values import EstimatedTokens, Tokens
 from tests.sampling import examples
 

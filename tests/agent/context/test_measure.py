@@ -14,10 +14,9 @@ from agent.model.protocols.offline import OfflineModel
 from agent.prompt import PromptBuilder
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.view_cache import ViewCache
 from hermes_state.models.profiles import learn_context
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import hide, load_view
+from hermes_state.transcripts import ViewCache, hide, load_view
 from hermes_state.values import EstimatedTokens, LineageId, Tokens
 from tests.agent.conftest import Chat, FixedClock, Sink
 from tests.agents import SingleModelAgent, TurnSettings, handle_of

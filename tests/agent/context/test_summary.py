@@ -15,7 +15,7 @@ from agent.context.summary import HEADINGS, SECTIONS, SummaryError, SummaryJob, 
 from agent.context.summary import audited as audited_summary
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.model.base import ChatModel, FinishReason, ModelReply
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state.redaction import Redactor
 from hermes_state.values import (
     Document,

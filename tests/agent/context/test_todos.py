@@ -6,7 +6,7 @@ import pytest
 
 from agent.context.commit import settle_undo
 from agent.model.base import ChatModel
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from agent.tools.planning import MAX_ITEMS, todo_tool
 from agent.tools.registry import ToolRegistry
 from hermes_state.tools.todos import TodoRow, TodoState, clear_todos, load_todos, put_todos

@@ -9,8 +9,8 @@ import pytest
 from agent.memory.notes import MemoryDirectory, added
 from agent.memory.sections import SHARE_PERCENT, SectionReader
 from agent.memory.skills import SkillCatalog, front_matter
+from agent.model.usage import estimated_text_tokens
 from agent.settings import MemorySettings
-from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ToolError
 from hermes_state.values import ChatId, ChatKey, ChatKind, ConversationRef, LineageId, Tokens
 

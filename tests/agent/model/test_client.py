@@ -11,7 +11,7 @@ from agent.model.base import Caps, FinishReason, Ledger, ModelReply, ModelReques
 from agent.model.catalog import Price
 from agent.model.client import CompletedCall, ModelClient, RetryPolicy
 from agent.model.errors import REMEDIES, remedy_for, sentence_for
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from hermes_state import errors
 from hermes_state.errors import (
     AuthRejected,

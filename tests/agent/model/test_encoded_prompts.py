@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.encoded_prompts import MIN_KEPT_ROWS, MIN_NEW_ROWS, KeptPromptCache
+from agent.model.http import MIN_KEPT_ROWS, MIN_NEW_ROWS, KeptPromptCache
 from agent.model.protocols import chat_completions, responses
 from agent.model.protocols.anthropic import marked_parts
 from agent.model.wire import TracedMessages, WireStyle, chat_messages, traced_messages

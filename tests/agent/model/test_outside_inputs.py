@@ -18,7 +18,7 @@ from agent.model import wire
 from agent.model.base import ModelRequest
 from agent.model.errors.classifier import status_error
 from agent.model.protocols.openai import RequestFault, fault_of
-from agent.model.text_calls import find_calls, first_doubt
+from agent.model.reply_text import find_calls, first_doubt
 from agent.model.wire import WireStyle
 from hermes_state import errors
 from hermes_state.values import MessageBody, ToolCall

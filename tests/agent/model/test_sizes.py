@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from agent.context.limits import LimitSettings, limits_of
 from agent.model.base import ModelLimits
-from agent.model.catalog import known_model, load_catalog, sees_images
-from agent.model.sizes import ASSUMED_CONTEXT, UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
+from agent.model.catalog import (
+    ASSUMED_CONTEXT,
+    UNKNOWN_LIMITS,
+    ModelSize,
+    SizeSource,
+    known_model,
+    load_catalog,
+    model_size,
+    sees_images,
+)
 from hermes_state.values import EstimatedTokens, Tokens
 from tests.agent.model.asking import said
 

@@ -6,10 +6,10 @@ import time
 import pytest
 
 from agent.model.base import ChatModel, Endpoint
-from agent.model.bodies import SLICE_SECONDS, checkpoint
 from agent.model.protocols.anthropic import AnthropicModel
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.responses import ResponsesModel
+from agent.model.replies import SLICE_SECONDS, checkpoint
 from tests.agent.model.asking import request, script
 from tests.fakes.fake_llm import LLM
 from tests.fakes.labkit import Server

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.think_tags import ThinkTagParser
+from agent.model.reply_text import ThinkTagParser
 from hermes_state.values import MessageBody
 from tests.agent.conftest import Chat
 from tests.agent.context.rows import answer, human, result

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.model.base import Endpoint, Payer
-from agent.model.bodies import MAX_BODY_BYTES
+from agent.model.replies import MAX_BODY_BYTES
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from hermes_state.errors import (
     AuthRejected,

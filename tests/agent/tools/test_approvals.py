@@ -12,14 +12,13 @@ import pytest
 from agent.memory.notes import MemoryDirectory
 from agent.settings import ServerSettings, TerminalSettings, WorkspaceSettings
 from agent.tools.approvals import fenced, inline, question_about
-from agent.tools.arguments import parsed
 from agent.tools.files.file_tools import file_tools
 from agent.tools.files.workspace import WorkspaceStore
 from agent.tools.mcp.servers import ServerHandle
 from agent.tools.mcp.settings import RemoteTool
 from agent.tools.memory import memory_tool
 from agent.tools.offers import ReadyCall
-from agent.tools.registry import Tool
+from agent.tools.registry import Tool, parsed
 from agent.tools.schedules.schedule_tool import schedule_tool
 from agent.tools.terminal.terminal_tool import BackgroundRegistry, terminal_tool
 from hermes_state.errors import ToolError

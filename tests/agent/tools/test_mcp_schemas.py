@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.protocols import anthropic, chat_completions, responses
-from agent.tools.arguments import checked_arguments
 from agent.tools.mcp.schemas import MAX_DEPTH, MAX_SCHEMA_BYTES, clean_schema, clean_text, tool_names
+from agent.tools.registry import checked_arguments
 
 CORPUS = [
     json.loads(line)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.tokens import estimated_text_tokens
+from agent.model.usage import estimated_text_tokens
 from agent.trajectories import TrajectoryCompressor, TrajectoryMetrics, TrajectorySettings, Turn, deterministic_text
 from agent.trajectories.compressor import NOTICE, SUMMARY_MARK
 from agent.trajectories.summary import shortened_turns

@@ -11,7 +11,7 @@ import yaml as pyyaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.sizes import SizeSource
+from agent.model.catalog import SizeSource
 from gateway.config import (
     CUSTOMARY,
     ConfigRejected,

@@ -12,7 +12,7 @@ from gateway.inbound.intake import MAX_WAITING
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import StoreUnavailable
 from hermes_state.sessions import ensure_active
-from hermes_state.store import batch
+from hermes_state.store import sql
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, ChatKey, Cursor, InboundMessage, IncomingAttachment, Millis
@@ -43,7 +43,7 @@ async def texts(gateway: TestGateway) -> list[str]:
 def commits(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Functions of every later commit."""
     seen: list[list[str]] = []
-    real = batch.run_batch
+    real = sql.run_batch
 
     def noted(db, requests, rules):  # type: ignore[no-untyped-def]
         real(db, requests, rules)

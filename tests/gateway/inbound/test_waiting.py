@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.inbound.offline import GOES_ON, WAITS
+from gateway.inbound.admission import GOES_ON, WAITS
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.values import ChatKey, ChatKind, InboundMessage
 from tests.databases import place_of

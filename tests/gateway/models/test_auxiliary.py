@@ -11,11 +11,9 @@ from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.routes import RouteConfig, completed
 from gateway.config.settings import Config
 from gateway.daemon.agent import summary_routes
-from gateway.models.clients import ClientRegistry
 from gateway.models.pricing import SpendingControl, unpriced_models
-from gateway.models.routes import all_routes, route_for
-from gateway.models.selection import route_of
-from gateway.models.window import window_of
+from gateway.models.routes import all_routes, route_for, window_of
+from gateway.models.selection import ClientRegistry, route_of
 from hermes_state.store.writer import Store
 from hermes_state.values import SystemClock
 from tests.gateway.config.test_config import refusal

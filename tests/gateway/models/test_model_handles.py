@@ -15,9 +15,8 @@ from gateway.config.context_settings import NoticeConfig
 from gateway.config.routes import completed
 from gateway.config.settings import Config, ModelConfig
 from gateway.daemon.agent import AgentMaker
-from gateway.models.clients import make_model
 from gateway.models.pricing import SpendingControl
-from gateway.models.selection import ModelRegistry, route_of
+from gateway.models.selection import ModelRegistry, make_model, route_of
 from gateway.outbound.notices import NoticeWriter
 from hermes_state.chats import load_chat
 from hermes_state.files.folder import AttachmentFolder

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from agent.engines.loader import FOLDER
-from agent.model.sizes import SizeSource
+from agent.model.catalog import SizeSource
 from agent.tools.terminal.sandbox import probe_sandbox
 from gateway.models.routes import window_from
 from gateway.operator.checks import CheckResult, CheckStatus, check_database, failed

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.outbound.gates import FloodControl, Gate, GateRegistry
+from gateway.outbound.adapters import FloodControl, Gate, GateRegistry
 from hermes_state.errors import RateLimited
 from hermes_state.values import ChatId, ChatKey
 

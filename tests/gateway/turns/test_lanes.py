@@ -8,7 +8,7 @@ import pytest
 
 from agent.model.base import ModelReply, ModelRequest
 from agent.tools.registry import Tool, ToolContext
-from gateway.inbound.offline import STOPPED
+from gateway.inbound.admission import STOPPED
 from gateway.turns.lanes import DEAD_LETTER_SENTENCE
 from gateway.turns.runner import CRASH_SENTENCE, DEADLINE_SENTENCE, MAX_RESTARTS, RESTART_SENTENCE
 from hermes_state import journal

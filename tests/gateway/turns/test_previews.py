@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from gateway.outbound.gates import FloodControl, Gate
+from gateway.outbound.adapters import FloodControl, Gate
 from gateway.turns.previews import LivePreview
 from hermes_state.errors import PlatformUnavailable, RateLimited, StoreUnavailable
 from hermes_state.turns import RunningTurn, TurnClaim, note_preview

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agent.model.base import FinishReason, ModelReply, ModelRequest
-from agent.model.bodies import MAX_BODY_BYTES
 from agent.model.errors import sentence_for
+from agent.model.replies import MAX_BODY_BYTES
 from hermes_state.errors import (
     AuthRejected,
     ContentRejected,

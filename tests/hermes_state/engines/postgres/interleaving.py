@@ -20,8 +20,7 @@ import psycopg
 from hermes_state.engines.postgres.connection import PostgresConnection, Result
 from hermes_state.engines.postgres.reads import run_pipelined
 from hermes_state.engines.postgres.store import RULES
-from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, TransactionRules, WriteRequest, run_batch
 from tests.postgres import Postgres
 
 

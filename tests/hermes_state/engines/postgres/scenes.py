@@ -25,9 +25,8 @@ from hermes_state.inbox import InboxKind, InboxMode, InboxRow, InboxState
 from hermes_state.journal import ModelAnswer
 from hermes_state.models import ledger
 from hermes_state.outbox import AccountClaim, Reply, take_account
-from hermes_state.store.batch import WriteRequest
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, WriteRequest
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.tools import approvals, subagents
 from hermes_state.tools.approvals import Answerer, ApprovalRequest, ApprovalState

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from hermes_state.engines.postgres.store import RULES
-from hermes_state.store.batch import TransactionRules, WriteRequest
+from hermes_state.store.sql import TransactionRules, WriteRequest
 from hermes_state.values import Millis
 from tests.hermes_state.engines.postgres.interleaving import UNLOCKED, Arena, Outcome, opened_arena
 from tests.hermes_state.engines.postgres.scenes import SCENES
