@@ -1,7 +1,7 @@
 """The agent's tools: how they are declared, registered, called, and loaded from plugins.
 
 A Python type declares the arguments of a tool, provides their JSON schema, and parses a call's arguments. Tools of
-plugins and MCP servers can have a JSON schema instead of a type.
+plugins and MCP servers can have a JSON schema instead of a type. Error messages tell the model how to correct its call.
 """
 
 import asyncio
@@ -280,7 +280,7 @@ def failed(reason: str) -> ToolReply:
     return ToolReply(text=f"Error: {reason}", state=ToolRunState.FAILED)
 
 
-# ---- arguments of calls: error messages tell the model how to correct its call
+# ---- arguments of calls
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
