@@ -6,7 +6,7 @@ from dataclasses import asdict, astuple, replace
 
 import msgspec
 
-from hermes_state.sessions import IS_SUBAGENT
+from hermes_state.sessions import IS_SUBAGENT, chat_label
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, insertion, scalar, select, select_one
 from hermes_state.values import (
@@ -100,6 +100,13 @@ def load_chat(db: Connection, chat_id: ChatId) -> Chat:
     chat = select_one(db, Chat, f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,))
     assert chat is not None, f"there is no chat {chat_id}"
     return chat
+
+
+def load_label(db: Connection, chat_id: ChatId) -> str:
+    """Return the chat's name for people: a group's title, or the person who wrote last; empty if unknown."""
+    query = f"""SELECT {chat_label("a.lineage_id")} FROM chats c
+    LEFT JOIN sessions a ON a.id = c.active_session_id WHERE c.id = ?"""
+    return scalar(db, str, query, (chat_id,))
 
 
 @locks(EVERYTHING)

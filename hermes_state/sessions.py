@@ -51,6 +51,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     tip: Session
     chat: ChatKey
+    label: str  # name of the chat for people; empty if unknown
     title: str | None
     first_words: str  # start of its first message; empty if that was a file
     message_count: int
@@ -67,6 +68,12 @@ _COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
 """SQL expression for the conversation key of session `s`. If the first session was removed, the session's own key."""
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def chat_label(lineage: str) -> str:
+    """Return the SQL for the name of chat `c`: a group's title, or in a direct chat, who wrote last in `lineage`."""
+    return f"""coalesce(c.title, CASE WHEN c.kind <> 'local' THEN (SELECT m.sender_name FROM messages m
+      WHERE m.lineage_id = {lineage} AND m.origin = 'human' ORDER BY m.id DESC LIMIT 1) END, '')"""
 
 
 def new_session_key(now: Millis) -> str:
@@ -309,16 +316,15 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
         max(coalesce(last_human_at, started_at)) AS used_at
       FROM sessions {where} GROUP BY lineage_id
       HAVING sum(message_count) > 0 AND count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY used_at DESC LIMIT ?)
-    SELECT {columns(Session, "t", "tip")}, {columns(ChatKey, "h", "chat")},
+    SELECT {columns(Session, "t", "tip")}, {columns(ChatKey, "c", "chat")}, {chat_label("u.lineage_id")} AS label,
       u.message_count, u.session_count, u.started_at, u.last_human_at,
       (SELECT s.title FROM sessions s WHERE s.lineage_id = u.lineage_id AND s.title IS NOT NULL
         ORDER BY s.depth DESC LIMIT 1) AS title,
       coalesce((SELECT substr(m.text, 1, 200) FROM messages m WHERE m.lineage_id = u.lineage_id AND m.origin = 'human'
         ORDER BY m.id LIMIT 1), '') AS first_words,
-      EXISTS (SELECT 1 FROM chats c JOIN sessions a ON a.id = c.active_session_id
-        WHERE c.id = t.chat_id AND a.lineage_id = u.lineage_id) AS is_active
+      EXISTS (SELECT 1 FROM sessions a WHERE a.id = c.active_session_id AND a.lineage_id = u.lineage_id) AS is_active
     FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth
-    JOIN chats h ON h.id = t.chat_id ORDER BY u.used_at DESC"""
+    JOIN chats c ON c.id = t.chat_id ORDER BY u.used_at DESC"""
     return select(db, Conversation, query, (*scope, limit))
 
 

@@ -69,13 +69,17 @@ def _link_cells(one: LineageSession) -> tuple[str, ...]:
         short_key(one.key),
         short_key(one.parent_key) if one.parent_key else "-",
         str(one.depth),
-        one.chat.name,
+        _chat_cell(one),
         format_time(one.started_at),
         format_time(one.ended_at) if one.ended_at is not None else "-",
         one.end_reason or "-",
         str(one.message_count),
         _made_by(one),
     )
+
+
+def _chat_cell(one: LineageSession | Conversation) -> str:
+    return f"{one.chat.name} ({shortened(one.label, 30)})" if one.label else one.chat.name
 
 
 def _made_by(one: LineageSession) -> str:
@@ -183,7 +187,7 @@ def _conversation_cells(one: Conversation) -> tuple[str, ...]:
     state = "active" if one.is_active and one.tip.ended_at is None else one.tip.end_reason or "open"
     return (
         short_key(one.tip.key),
-        one.chat.name,
+        _chat_cell(one),
         format_time(one.last_human_at or one.started_at),
         str(one.session_count),
         str(one.message_count),

@@ -5,9 +5,9 @@ reports field by field. Their rows are the `--json` output: amounts in US dollar
 milliseconds. Their text has charts of at most 40 columns, which fit on a phone.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any
 
@@ -16,13 +16,13 @@ import msgspec
 from agent.model.caps import SpendingCapSettings, day_of, day_start, midnight
 from gateway.operator.lookups import Row, find_place
 from hermes_state.admin.lineage_queries import LookupResult
-from hermes_state.chats import load_chat
+from hermes_state.chats import load_chat, load_label
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
 from hermes_state.models import ledger
 from hermes_state.models.ledger import NO_CALLS, TotalUsage, UsageRow
 from hermes_state.store.sql import Connection
-from hermes_state.text import counted, dollars
+from hermes_state.text import counted, dollars, shortened
 from hermes_state.values import MICROS, ChatId, MicroUsd, Millis
 
 MAX_DAYS = 366
@@ -214,6 +214,8 @@ class InsightsReport:
     days: tuple[tuple[date, TotalUsage], ...]
     """Every day, oldest first, including days without spending."""
     chats: tuple[tuple[str, TotalUsage], ...]
+    chat_names: Mapping[str, str] = field(default_factory=dict)
+    """Names of the chats for people, by the names in `chats`. A name that several chats share is left out."""
     models: tuple[tuple[str, TotalUsage], ...]
     purposes: tuple[tuple[str, TotalUsage], ...]
     total: TotalUsage
@@ -228,13 +230,16 @@ def load_insights(
     slices = ledger.load_slices(db, midnight(first, zone), within)
     by_day = _added(slices, lambda one: day_of(one.at, zone))
     every_day = (first + timedelta(days=number) for number in range(days))
-    by_chat = {
-        "no chat" if chat_id is None else load_chat(db, chat_id).key.name: spent
-        for chat_id, spent in _added(slices, lambda one: one.chat_id).items()
-    }
+    by_chat, labels = dict[str, TotalUsage](), dict[str, str]()
+    for chat_id, spent in _added(slices, lambda one: one.chat_id).items():
+        name = "no chat" if chat_id is None else load_chat(db, chat_id).key.name
+        by_chat[name] = spent
+        labels[name] = "" if chat_id is None else shortened(load_label(db, chat_id))
+    count_of = Counter(labels.values())
     return InsightsReport(
         days=tuple((day, by_day.get(day, NO_CALLS)) for day in every_day),
         chats=_sorted(by_chat),
+        chat_names={name: label for name, label in labels.items() if label and count_of[label] == 1},
         models=_sorted(_added(slices, lambda one: one.model)),
         purposes=_sorted(_added(slices, lambda one: one.purpose)),
         total=sum((one.spent for one in slices), NO_CALLS),
@@ -247,7 +252,7 @@ def insights_row(found: InsightsReport) -> Row:
 
     return {
         "days": rows("day", found.days),
-        "chats": rows("chat", found.chats),
+        "chats": [row | {"chat_name": found.chat_names.get(row["chat"], "")} for row in rows("chat", found.chats)],
         "models": rows("model", found.models),
         "purposes": rows("purpose", found.purposes),
         "total": spent_row(found.total),
@@ -273,7 +278,7 @@ def insights_block(found: InsightsReport) -> str:
     by_cost = knows_cost(total) and total.cost > 0
     parts = [
         _chart(_spans(found.days), by_cost=by_cost),
-        _table("CHAT", found.chats, by_cost=by_cost),
+        _table("CHAT", [(found.chat_names.get(name, name), spent) for name, spent in found.chats], by_cost=by_cost),
         _table("MODEL", found.models, by_cost=by_cost),
         _table("PURPOSE", found.purposes, by_cost=by_cost),
         _row("total", _value(total, by_cost=by_cost), total.calls),

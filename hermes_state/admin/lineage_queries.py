@@ -8,7 +8,15 @@ import msgspec
 
 from hermes_state.chats import find_chats_named
 from hermes_state.errors import LookupReason, LookupRejected
-from hermes_state.sessions import LINEAGE_KEY, MIN_KEY_PREFIX, SHORT_KEY_LENGTH, Session, find_sessions, load_session
+from hermes_state.sessions import (
+    LINEAGE_KEY,
+    MIN_KEY_PREFIX,
+    SHORT_KEY_LENGTH,
+    Session,
+    chat_label,
+    find_sessions,
+    load_session,
+)
 from hermes_state.store.sql import Connection, columns, select
 from hermes_state.transcripts import load_own_rows
 from hermes_state.values import (
@@ -41,6 +49,8 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     kind: SessionKind
     """`subagent` for a sub-agent's first session. Its parent is the calling session."""
     chat: ChatKey
+    label: str
+    """Name of the chat for people; empty if unknown."""
     started_at: Millis
     ended_at: Millis | None
     end_reason: EndReason | None
@@ -112,7 +122,7 @@ def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Looku
 _SESSIONS = f"""
 SELECT s.id AS session_id, s.key, p.key AS parent_key,
   (SELECT n.key FROM sessions n WHERE n.lineage_id = s.lineage_id AND n.depth = s.depth + 1) AS child_key,
-  {LINEAGE_KEY} AS lineage_key, s.depth, s.kind, {columns(ChatKey, "c", "chat")},
+  {LINEAGE_KEY} AS lineage_key, s.depth, s.kind, {columns(ChatKey, "c", "chat")}, {chat_label("s.lineage_id")} AS label,
   s.started_at, s.ended_at, s.end_reason, s.message_count,
   CASE WHEN s.depth > 0 AND k.id IS NULL THEN
     (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id

@@ -39,8 +39,8 @@ from tests.hermes_state.search.test_full_text import start
 
 KEY = "sk-abcdefghij0123456789"
 LINEAGE_FIELDS = [
-    *("session", "parent", "depth", "kind", "lineage", "platform", "chat", "started_at", "ended_at", "end_reason"),
-    "messages",
+    *("session", "parent", "depth", "kind", "lineage", "platform", "chat", "chat_name"),
+    *("started_at", "ended_at", "end_reason", "messages"),
     *("layer", "tokens_before", "tokens_after", "focus", "summary_kind", "model"),
 ]
 SEARCH_FIELDS = ["message", "session", "lineage", "chat", "role", "at", "text", "snippet", "score"]
@@ -69,7 +69,7 @@ def fill(db: sqlite3.Connection) -> LineageId:
     )
     split(db, plan, Millis(START + 3_000))
     exchange(db, chat, "and the window", "shut", at=START + 4_000)
-    group = ensure_chat(db, key_of("-7"), ChatKind.GROUP, None, START)
+    group = ensure_chat(db, key_of("-7"), ChatKind.GROUP, "Doors", START)
     exchange(db, group, "a door door door", "yes", at=START + 5_000)
     return lineage
 
@@ -231,6 +231,7 @@ async def test_sessions_lists_conversations_of_all_chats_the_most_recently_used_
         ("telegram:42", 4, 2, True),
         ("telegram:42", 2, 1, False),
     ]
+    assert [row["chat_name"] for row in rows] == ["Doors", "telegram:1", "telegram:1"]
     assert (rows[1]["first_words"], rows[2]["title"]) == ("the red door, [redacted]", "the key is [redacted]")
     assert await said(run, home, "sessions", "telegram:42") == rows[1:]
     assert await said(run, home, "sessions", "--limit", "1") == rows[:1]
@@ -246,6 +247,7 @@ async def test_tables_for_people(run: Run, home: Path) -> None:
     assert table[3].endswith("manual, 900 → 90 tokens, summary by small, focus “doors”")
     table = (await asyncio.to_thread(run, "sessions")).output.splitlines()
     assert table[0].split() == ["SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME"]
+    assert "telegram:-7 (Doors)" in table[1]
     assert "active" in table[1]
     assert "reset" in table[3]
     found = (await asyncio.to_thread(run, "search", "red")).output

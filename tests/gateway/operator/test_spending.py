@@ -34,13 +34,14 @@ from gateway.operator.spending import (
     usage_row,
 )
 from hermes_state.admin.lineage_queries import LookupResult
+from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError, SpendingCapExceeded
 from hermes_state.models import ledger
 from hermes_state.models.ledger import TotalUsage
 from hermes_state.sessions import load_tip
 from hermes_state.store.writer import Store
-from hermes_state.values import CanonicalUsage, ChatId, LineageId, MicroUsd, Millis
-from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated
+from hermes_state.values import CanonicalUsage, ChatId, ChatKind, LineageId, MicroUsd, Millis
+from tests.hermes_state.rows import CALL, START, exchange, key_of, make_chat, migrated
 from tests.sampling import examples
 
 PRICED = replace(CALL, cost=MicroUsd(250_000))
@@ -258,6 +259,20 @@ def test_a_chart_has_a_line_for_every_day_with_a_bar_for_its_cost(db: sqlite3.Co
         "no chat                 <$0.0001       1",
     ]
     assert lines[-1] == "total                      $1.75       8"
+
+
+def test_insights_name_a_chat_by_its_title_unless_another_chat_has_the_same(db: sqlite3.Connection) -> None:
+    for ref, title in (("-1", "Doors"), ("-2", "Team"), ("-3", "Team")):
+        chat = ensure_chat(db, key_of(ref), ChatKind.GROUP, title, START)
+        ledger.record(db, None, None, PRICED, START, chat)
+    found = load_insights(db, *terms(), 1)
+    shown = [line.split("  ")[0] for line in insights_block(found).splitlines() if line.startswith(("Doors", "tele"))]
+    assert shown == ["Doors", "telegram:-2", "telegram:-3"]
+    assert [(row["chat"], row["chat_name"]) for row in insights_row(found)["chats"]] == [
+        ("telegram:-1", "Doors"),
+        ("telegram:-2", ""),
+        ("telegram:-3", ""),
+    ]
 
 
 _amounts = st.integers(0, 10**11)
