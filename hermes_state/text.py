@@ -58,6 +58,27 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}"
 
 
+def whole_number(text: str, digits: int = 18) -> int | None:
+    """Return the number that a request contains, or None if the text is not a number of at most `digits` digits.
+
+    >>> whole_number("42"), whole_number("-1"), whole_number("٣"), whole_number("123", 2)
+    (42, None, None, None)
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= digits else None
+
+
+def duration(milliseconds: int) -> str:
+    """Return a duration with at most two units.
+
+    >>> duration(900), duration(61_000), duration(7_300_000), duration(200_000_000)
+    ('0 s', '1 min 1 s', '2 h 1 min', '2 d 7 h')
+    """
+    seconds = max(0, milliseconds) // 1_000
+    units = (("d", seconds // 86_400), ("h", seconds // 3_600 % 24), ("min", seconds // 60 % 60), ("s", seconds % 60))
+    shown = [f"{count} {unit}" for unit, count in units if count]
+    return " ".join(shown[:2]) or "0 s"
+
+
 def dollars(amount: MicroUsd) -> str:
     """Return `$12.34`, or a small amount with two significant digits: `$0.0042`. Only zero is shown as zero.
 

@@ -1,4 +1,4 @@
-"""The list of chats in the web chat: its order, and the names and marks that a person gives to chats."""
+"""The list of chats in the web chat: its order, and the names, marks and read marks that a person gives to chats."""
 
 import re
 from typing import TypeAlias
@@ -7,10 +7,10 @@ import msgspec
 
 from hermes_state.chats import Chat, find_chat
 from hermes_state.errors import CommandError
-from hermes_state.reading import IS_UNREAD
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, select
+from hermes_state.store.sql import Connection, containing, scalar_or_none, select, select_one
+from hermes_state.text import whole_number
 from hermes_state.values import ChatId, ChatKey, Millis
 
 MAX_NAME_CHARACTERS = 100
@@ -57,8 +57,9 @@ def shown_name(name: str, title: str | None) -> str:
     return title or name if name == "main" else name
 
 
-# Purpose: load a person's chats, pinned chats first and then the most recently used.
-_LISTED = f"""
+# Purpose: load a person's chats, pinned chats first and then the most recently used. A chat is unread if its newest
+# answer was not seen.
+_LISTED = """
 SELECT id, name, given_name, used_at, pinned = 1 AS is_pinned, archived = 1 AS is_archived, unread = 1 AS is_unread,
   (SELECT s.title FROM sessions s WHERE s.lineage_id = found.lineage_id AND s.title IS NOT NULL
     ORDER BY s.depth DESC LIMIT 1) AS title
@@ -66,10 +67,12 @@ FROM (
   SELECT c.id, c.chat_ref AS name, c.title AS given_name, a.lineage_id,
     coalesce(a.last_human_at, c.updated_at) AS used_at,
     CASE WHEN c.pinned_at IS NULL THEN 0 ELSE 1 END AS pinned,
-    CASE WHEN c.archived_at IS NULL THEN 0 ELSE 1 END AS archived, CASE WHEN {IS_UNREAD} THEN 1 ELSE 0 END AS unread
+    CASE WHEN c.archived_at IS NULL THEN 0 ELSE 1 END AS archived,
+    CASE WHEN coalesce((SELECT m.id FROM messages m WHERE m.session_id = c.active_session_id AND m.seq > 0
+      AND m.origin = 'assistant' ORDER BY m.seq DESC LIMIT 1), 0) > c.read_id THEN 1 ELSE 0 END AS unread
   FROM chats c LEFT JOIN sessions a ON a.id = c.active_session_id
   WHERE c.platform = :platform AND c.account = :account AND c.user_ref = :user_ref AND c.deleted_at IS NULL) found
-WHERE {{}} ORDER BY pinned DESC, used_at DESC, id DESC LIMIT :limit
+WHERE {} ORDER BY pinned DESC, used_at DESC, id DESC LIMIT :limit
 """
 
 
@@ -85,8 +88,8 @@ def load_listed(
 
 def find_listed(db: Connection, key: ChatKey) -> ListedChat | None:
     """Load one chat of the list, archived or not. None if the chat has no message yet, or was deleted."""
-    found = select(db, ListedChat, _LISTED.format("name = :name"), {**_owner(key), "name": key.chat_ref, "limit": 1})
-    return found[0] if found else None
+    values = {**_owner(key), "name": key.chat_ref, "limit": 1}
+    return select_one(db, ListedChat, _LISTED.format("name = :name"), values)
 
 
 def _owner(key: ChatKey) -> dict[str, str]:
@@ -116,6 +119,27 @@ def archive(db: Connection, key: ChatKey, at: Millis | None) -> None:
     db.execute("UPDATE chats SET archived_at = ? WHERE id = ?", (at, existing(db, key).id))
 
 
+@locks(chat="key")
+def mark_read(db: Connection, key: ChatKey, ref: str) -> None:
+    """Record that the person has seen the message with this platform id (or row id) and all earlier messages."""
+    if (chat := find_chat(db, key)) is None:
+        return
+    query = "SELECT message_id FROM platform_messages WHERE chat_id = ? AND ref = ?"
+    message_id = scalar_or_none(db, int, query, (chat.id, ref))
+    if message_id is None and (row_id := whole_number(ref)) is not None:
+        query = "SELECT id FROM messages WHERE chat_id = ? AND id = ?"
+        message_id = scalar_or_none(db, int, query, (chat.id, row_id))
+    if message_id is not None:
+        db.execute("UPDATE chats SET read_id = ? WHERE id = ? AND read_id < ?", (message_id, chat.id, message_id))
+
+
+def load_read_until(db: Connection, key: ChatKey) -> Millis | None:
+    """Return the time of the newest message that the person has seen; None if they have seen none."""
+    chat = find_chat(db, key)
+    query = "SELECT m.created_at FROM chats c JOIN messages m ON m.id = c.read_id WHERE c.id = ?"
+    return None if chat is None else scalar_or_none(db, Millis, query, (chat.id,))
+
+
 def existing(db: Connection, key: ChatKey) -> Chat:
     """Load a chat that a page shows. Raises `CommandError` if it was deleted."""
     if (chat := find_chat(db, key)) is None:
@@ -142,9 +166,8 @@ def search_scope(db: Connection, like: ChatKey | None, platform: str = "") -> Se
 
 def find_titled(db: Connection, like: ChatKey, words: str, limit: int) -> list[ListedChat]:
     """Load the chats of a person whose name or title contains all words."""
-    pieces = [piece.lower().replace("!", "!!").replace("%", "!%").replace("_", "!_") for piece in words.split()[:8]]
+    pieces = {f"word{number}": containing(piece) for number, piece in enumerate(words.split()[:8])}
     text = "lower(coalesce(given_name, '') || ' ' || coalesce(title, '') || ' ' || name)"
-    where = " AND ".join(f"{text} LIKE :word{number} ESCAPE '!'" for number in range(len(pieces)))
+    where = " AND ".join(f"{text} LIKE :{name} ESCAPE '!'" for name in pieces)
     query = f"SELECT * FROM ({_LISTED.format('1 = 1')}) titled WHERE {where} ORDER BY used_at DESC LIMIT :shown"
-    values = {f"word{number}": f"%{piece}%" for number, piece in enumerate(pieces)}
-    return select(db, ListedChat, query, {**_owner(like), **values, "limit": 10**9, "shown": limit}) if pieces else []
+    return select(db, ListedChat, query, {**_owner(like), **pieces, "limit": 10**9, "shown": limit}) if pieces else []

@@ -4,10 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from hermes_state.values import LOCAL_OWNER, ChatKey, ChatKind, UserRef
+from hermes_state.values import LOCAL_OWNER, ChatKey, ChatKind, MessageRole, UserRef
 
 Values: TypeAlias = Mapping[str, Any]  # `Any`: the template of the page uses them
 """Data for the template of a page."""
+
+
+def author(role: MessageRole, sender: str | None, tool: str | None) -> str:
+    """Return who wrote a message, for people."""
+    if role is MessageRole.ASSISTANT:
+        return "Hermes"
+    return f"Tool {tool or 'result'}" if role is MessageRole.TOOL else sender or "Person"
+
+
+def platform_name(platform: str) -> str:
+    return {"telegram": "Telegram", "discord": "Discord", "local": "Web chat"}.get(platform, platform)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +49,10 @@ class WebPerson:
         """Return the key of this person's chat with the name `name`."""
         user_ref = "" if self.ref == LOCAL_OWNER else self.id
         return ChatKey(platform="local", account="local", chat_ref=name, user_ref=user_ref)
+
+    def owns(self, key: ChatKey) -> bool:
+        """Return True if this is the key of one of the person's own chats."""
+        return key == self.chat_key(key.chat_ref)
 
     def may_see(self, page: ConsolePage) -> bool:
         return self.is_admin or not page.is_for_admins

@@ -14,7 +14,6 @@ from agent.model.protocols import missing_extra
 from gateway.cli.output import confirm, echo
 from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.config.files import check_home, locate_home
-from gateway.config.settings import Config
 from gateway.config.writing import (
     ADMINS,
     DISCORD_TOKEN,
@@ -27,7 +26,7 @@ from gateway.config.writing import (
     new_files,
     write_files,
 )
-from gateway.operator.probes import probe_discord, probe_model, probe_telegram
+from gateway.operator.probes import PROBES
 from hermes_state.errors import CommandError, ConfigError
 
 _MODEL_VARIABLES = (MODEL_PROTOCOL, MODEL_BASE_URL, MODEL_KEY)
@@ -174,7 +173,7 @@ def _probe_all(
     for variables in ((TELEGRAM_TOKEN,), (DISCORD_TOKEN,), (MODEL_NAME, *_MODEL_VARIABLES)):
         while any(name in answers for name in variables):
             try:
-                echo(_probe(variables[0], load(answers).config))
+                echo(PROBES[variables[0]](load(answers).config))
                 break
             except CommandError as error:
                 if not is_interactive:
@@ -189,14 +188,3 @@ def _probe_all(
                     break
                 else:
                     raise typer.Abort from error
-
-
-def _probe(variable: str, config: Config) -> str:
-    """Test the service that `variable` configures. Raises `CommandError` if the test fails."""
-    if variable == TELEGRAM_TOKEN:
-        return probe_telegram(config.telegram)
-    if variable == DISCORD_TOKEN:
-        return probe_discord(config.discord)
-    if config.model.protocol == "offline":
-        return "The built-in offline model answers."
-    return probe_model(config.model, may_call=True)

@@ -2,12 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 
-from gateway.console import start
-from gateway.console.pages import PAGES
-from gateway.console.registry import ConsoleContext
+from gateway.console import activity, chats, lineage, people, settings
+from gateway.console.registry import ConsoleContext, Page
 from hermes_state.errors import CommandError
 from hermes_state.values import UserRef
 from platforms.console import ConsolePage, SentCommand, Values, WebPerson
+
+PAGES: tuple[Page, ...] = (
+    *(chats.SEARCH, activity.OVERVIEW, chats.CHATS, people.PEOPLE, activity.LIVE, activity.COSTS),
+    *(activity.COMPRESSIONS, settings.SETTINGS, settings.START, chats.WHY),
+    *(chats.TRANSCRIPT, chats.AUDIT, chats.MESSAGE, chats.DELETION, lineage.METER, lineage.LINEAGE),
+)
+"""All pages, in the order of the menu."""
 
 
 class ConsoleHandler:
@@ -17,20 +23,19 @@ class ConsoleHandler:
 
     @property
     def pages(self) -> Sequence[ConsolePage]:
-        return [page.about for page in self._pages.values()]
+        return [page.about for page in PAGES]
 
     def find_person(self, ref: UserRef, name: str) -> WebPerson | None:
         access = self._context.access
         return WebPerson(ref=ref, name=name, is_admin=access.is_admin(ref)) if access.has_access(ref) else None
 
     async def start_page(self) -> str | None:
-        return start.PAGE.about.name if await start.is_new(self._context) else None
+        return settings.START.about.name if await settings.is_new(self._context) else None
 
     async def load(self, page: str, person: WebPerson, query: Mapping[str, str]) -> Values:
         return await self._pages[page].load(self._context, person, query)
 
     async def act(self, page: str, action: str, person: WebPerson, form: Mapping[str, str]) -> str | SentCommand:
-        act = self._pages[page].actions.get(action)
-        if act is None:
+        if (act := self._pages[page].actions.get(action)) is None:
             raise CommandError(f"This page has no action “{action[:40]}”. Reload the page and try again.")
         return await act(self._context, person, form)

@@ -1,21 +1,31 @@
-"""Lineage of a chat: its sessions as a tree, and what each compression replaced."""
+"""Lineage of a chat: its sessions as a tree, what each compression replaced, and how full the context window is."""
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
-from gateway.console.opened import Comparison, find_hits, show
+from agent.context.controller import PRESSURE_PERCENT
+from gateway.console.opened import find_hits, show
 from gateway.console.registry import ConsoleContext, Page, field_of
-from gateway.console.words import duration
 from gateway.operator import lookups
 from hermes_state.admin.lineage_tree import LineageNode, find_session_of, load_nodes, load_prompt_sizes
 from hermes_state.chats import Chat, find_chat, load_chat
 from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
+from hermes_state.sessions import Session, load_open
 from hermes_state.store.sql import Connection
-from hermes_state.text import dollars
-from hermes_state.values import EndReason, LineageId, SessionId, SessionKind, parse_recall_id
+from hermes_state.text import dollars, duration
+from hermes_state.transcripts import load_context, load_session_view
+from hermes_state.values import (
+    ConversationRef,
+    EndReason,
+    LineageId,
+    SessionId,
+    SessionKind,
+    Transcript,
+    parse_recall_id,
+)
 from platforms.console import ConsolePage, Values, WebPerson
 
 MAX_NODES = 1_000
@@ -33,7 +43,6 @@ ENDS = {
 
 async def load(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
     name, redact = field_of(query, "chat"), context.live.redactor()
-
     wanted = parse_recall_id(query.get("message", ""))
 
     def read(db: Connection) -> tuple[Chat, list[LineageNode], SessionId | None]:
@@ -43,25 +52,26 @@ async def load(context: ConsoleContext, person: WebPerson, query: Mapping[str, s
 
     chat, loaded, holder = await context.store.read(read)
     nodes = loaded[-MAX_NODES:]
-    is_own = chat.key == person.chat_key(chat.key.chat_ref)
-    if not is_own:
+    if not (is_own := person.owns(chat.key)):
         await context.record(person, "read lineage", chat.key.name)
     opened, words = _opened(nodes, query, holder), query.get("words", "").strip()[:200]
     hits = await find_hits(context.store, chat.id, words, nodes, redact)
-    page: Values = {}
+    page: Values | None = None
     if opened is not None:
-        ended = opened.parent_id if opened.layer is not None else None  # session that the compression ended
-        source, child = (opened.id, None) if ended is None else (ended, opened.id)
-        compared = await context.store.read(Comparison.load, source, child)
-        marked = frozenset(hit.id for hit in hits)
-        page = await asyncio.to_thread(show, compared, query.get("from", ""), wanted, marked, redact)
+        before, after = await context.store.read(_load_views, opened)
+        marked = frozenset(hit["id"] for hit in hits)
+        page = {
+            **await asyncio.to_thread(show, before, after, query.get("from", ""), wanted, marked, redact),
+            **{"key": opened.key, "word": _word(opened), "at": opened.started_at},
+            **{"facts": _facts(opened, redact), "is_compression": opened.layer is not None},
+        }
     return {
         "name": name,
         "is_own": is_own,
         "chart": await _load_chart(context, nodes, opened),
         "rows": await asyncio.to_thread(_rows, nodes, name, opened, redact),
         "is_cut": len(loaded) > MAX_NODES,
-        "opened": None if opened is None else {**_details(opened, redact), **page},
+        "opened": page,
         "words": words,
         "hits": hits,
     }
@@ -90,18 +100,23 @@ def _opened(nodes: Sequence[LineageNode], query: Mapping[str, str], holder: Sess
     return found
 
 
+def _load_views(db: Connection, opened: LineageNode) -> tuple[Transcript, Transcript]:
+    """Load the views before and after a compression. The second is empty if no compression created the session."""
+    if opened.layer is None or opened.parent_id is None:
+        return load_session_view(db, opened.id), ()
+    return load_session_view(db, opened.parent_id), load_context(db, opened.id)
+
+
 async def _load_chart(
     context: ConsoleContext, nodes: Sequence[LineageNode], opened: LineageNode | None
 ) -> Mapping[str, object] | None:
     """Return a chart of the context size of one conversation over time; None without two known sizes."""
     if not nodes:
         return None
-    shown = nodes[-1] if opened is None else opened
-    mine = [node for node in nodes if node.lineage_id == shown.lineage_id]
-    sizes = await context.store.read(load_prompt_sizes, shown.lineage_id, CHART_CALLS, CHART_PARTS)
-    steps = [node for node in mine if node.tokens_before is not None and node.tokens_after is not None]
-    points: list[tuple[int, int]] = [(one.at, one.tokens) for one in sizes]
-    points += [(node.started_at, size or 0) for node in steps for size in (node.tokens_before, node.tokens_after)]
+    lineage_id = (opened or nodes[-1]).lineage_id
+    steps = [node for node in nodes if node.lineage_id == lineage_id and None not in node.sizes]
+    points = await context.store.read(load_prompt_sizes, lineage_id, CHART_CALLS, CHART_PARTS)
+    points += [(node.started_at, size or 0) for node in steps for size in node.sizes]
     points.sort(key=lambda point: point[0])
     if len(points) < 2:
         return None
@@ -134,15 +149,23 @@ def _rows(
     for node in nodes:
         conversations[node.lineage_id].append(node)
     keys = {node.id: node.key for node in nodes}
-    return [_row(one, keys, name, opened, redact) for one in reversed(conversations.values())]
+    rows = []
+    for mine in reversed(conversations.values()):
+        root, tip = mine[0], mine[-1]
+        title = next((node.title for node in reversed(mine) if node.title), None)
+        row = {
+            "title": redact(title) if title else "Conversation",
+            "started_at": root.started_at,
+            "sessions": len(mine),
+            "end": ENDS.get(tip.end_reason, "") if tip.end_reason else "open",
+            "branched_from": keys.get(root.parent_id) if root.kind is SessionKind.BRANCH and root.parent_id else None,
+        }
+        rows.append({**row, **_drawing(mine, f"/console/lineage?{urlencode({'chat': name})}", opened, redact)})
+    return rows
 
 
-def _row(
-    nodes: Sequence[LineageNode],
-    keys: Mapping[SessionId, str],
-    name: str,
-    opened: LineageNode | None,
-    redact: Redactor,
+def _drawing(
+    nodes: Sequence[LineageNode], address: str, opened: LineageNode | None, redact: Redactor
 ) -> Mapping[str, object]:
     parents, lanes = place(nodes)
     is_labelled = len(nodes) <= MAX_LABELLED
@@ -150,37 +173,20 @@ def _row(
     spots = {node.id: (first + column * step, 20 + lanes[node.id] * height) for column, node in enumerate(nodes)}
     drawn, edges = [], []
     for node in nodes:
-        x, y = spots[node.id]
-        drawn.append(
-            {
-                "x": x,
-                "y": y,
-                "href": f"/console/lineage?{urlencode({'chat': name, 'session': node.key})}",
-                "label": describe(node, redact),
-                "word": _word(node),
-                "sizes": f"{_short(node.tokens_before)} → {_short(node.tokens_after)}" if node.tokens_after else "",
-                "kind": _kind(node),
-                "is_undone": node.undone_by is not None,
-                "is_opened": opened is not None and opened.id == node.id,
-            }
-        )
+        (x, y), is_undone = spots[node.id], node.undone_by is not None
+        sizes = " → ".join(map(_short, node.sizes)) if node.tokens_after else ""
+        label = ", ".join(f"{name} {value}".strip() for name, value in _facts(node, redact))
+        kind = "compression" if node.layer is not None else "undo" if node.depth else "start"
+        words = {"word": _word(node), "label": label, "sizes": sizes, "kind": kind}
+        spot = {"x": x, "y": y, "href": f"{address}&session={node.key}"}
+        drawn.append({**words, **spot, "is_undone": is_undone, "is_opened": node is opened})
         if (parent := parents.get(node.id)) is not None:
             from_x, from_y = spots[parent]
             bend = from_x + step // 2
-            curve = (
-                f"M{from_x} {from_y}H{x}"
-                if y == from_y
-                else f"M{from_x} {from_y}C{bend} {from_y} {bend} {y} {from_x + step} {y}H{x}"
-            )
-            edges.append({"path": curve, "is_undone": node.undone_by is not None or lanes[node.id] > 0})
-    root, tip = nodes[0], nodes[-1]
-    title = next((node.title for node in reversed(nodes) if node.title), None)
+            curve = "" if y == from_y else f"C{bend} {from_y} {bend} {y} {from_x + step} {y}"
+            path = f"M{from_x} {from_y}{curve}H{x}"
+            edges.append({"path": path, "is_undone": is_undone or lanes[node.id] > 0})
     return {
-        "title": redact(title) if title else "Conversation",
-        "started_at": root.started_at,
-        "sessions": len(nodes),
-        "end": ENDS.get(tip.end_reason, "") if tip.end_reason else "open",
-        "branched_from": keys.get(root.parent_id) if root.kind is SessionKind.BRANCH and root.parent_id else None,
         "nodes": drawn,
         "edges": edges,
         "is_labelled": is_labelled,
@@ -198,29 +204,18 @@ def place(nodes: Sequence[LineageNode]) -> tuple[Mapping[SessionId, SessionId], 
     known = {node.id for node in nodes}
     restored = {node.undone_by: node.parent_id for node in nodes if node.undone_by is not None}
     parents = {node.id: parent for node in nodes if (parent := restored.get(node.id, node.parent_id)) in known}
-    children = defaultdict[SessionId, list[SessionId]](list)
-    for child, parent in parents.items():
-        children[parent].append(child)
+    newest = {parent: child for child, parent in parents.items()}  # the last child of each parent
     lanes: dict[SessionId, int] = {}
     for node in nodes:  # parents come before their children
         parent = parents.get(node.id)
-        is_newest = parent is None or children[parent][-1] == node.id
-        lanes[node.id] = (0 if parent is None else lanes[parent]) + (0 if is_newest else 1)
+        lanes[node.id] = 0 if parent is None else lanes[parent] + (newest[parent] != node.id)
     return parents, lanes
-
-
-def _kind(node: LineageNode) -> str:
-    if node.layer is not None:
-        return "compression"
-    return "undo" if node.depth else "start"
 
 
 def _word(node: LineageNode) -> str:
     if node.layer is not None:
         return node.layer.replace("_", "-").capitalize()
-    if node.depth:
-        return "Undo"
-    return "Branch" if node.kind is SessionKind.BRANCH else "Start"
+    return "Undo" if node.depth else "Branch" if node.kind is SessionKind.BRANCH else "Start"
 
 
 def _short(tokens: int | None) -> str:
@@ -234,44 +229,58 @@ def _short(tokens: int | None) -> str:
     return str(tokens) if tokens < 1_000 else f"{tokens / 1_000:.1f}k" if tokens < 100_000 else f"{tokens // 1_000}k"
 
 
-def describe(node: LineageNode, redact: Redactor) -> str:
-    """Return one line about a session: how it began, and what its compression did."""
-    return ", ".join(f"{label} {value}".strip() if label else value for label, value in _facts(node, redact))
-
-
 def _facts(node: LineageNode, redact: Redactor) -> list[tuple[str, str]]:
+    """Return how a session began, and what its compression did: labels and values. Some labels are empty."""
     if node.layer is None:
-        begun = (
-            "undo of a compression" if node.depth else "branch" if node.kind is SessionKind.BRANCH else "first session"
-        )
+        begun = {"Undo": "undo of a compression", "Branch": "branch", "Start": "first session"}[_word(node)]
         return [("", begun), ("messages", f"{node.message_count:,}")]
     facts = [("", f"{node.layer.replace('_', '-')} compression")]
     if node.tokens_before is not None and node.tokens_after is not None:
         facts.append(("tokens", f"{node.tokens_before:,} → {node.tokens_after:,}"))
     if node.took_ms is not None:
         facts.append(("took", duration(node.took_ms) if node.took_ms >= 1_000 else f"{node.took_ms} ms"))
-    facts.append(("cost", dollars(node.cost)))
-    facts.append(
-        (
-            "summary by",
-            "rules, without a model" if node.summary_kind == "deterministic" else node.model or "an unknown model",
-        )
-    )
-    facts.append(("messages since", f"{node.message_count:,}"))
+    is_ruled = node.summary_kind == "deterministic"
+    facts += [
+        ("cost", dollars(node.cost)),
+        ("summary by", "rules, without a model" if is_ruled else node.model or "an unknown model"),
+        ("messages since", f"{node.message_count:,}"),
+    ]
     if node.focus:
         facts.append(("focus", f"“{redact(node.focus)}”"))
     return facts + ([("", "undone later")] if node.undone_by is not None else [])
 
 
-def _details(node: LineageNode, redact: Redactor) -> Mapping[str, object]:
-    facts = _facts(node, redact)
+# ---- context meter
+
+
+async def load_meter(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
+    """Load the size of the open conversation in one of the person's own chats, as `/status` shows it."""
+    name = field_of(query, "chat")
+
+    def read(db: Connection) -> tuple[Chat, Session] | None:
+        chat = find_chat(db, person.chat_key(name))
+        session = load_open(db, chat.id) if chat is not None else None
+        return None if chat is None or session is None else (chat, session)
+
+    if (found := await context.store.read(read)) is None:  # the next message starts a conversation
+        return {"name": name, "used": None}
+    chat, session = found
+    conversation = ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+    model = context.runtime.model_of(session.chosen_model)
+    status = await context.runtime.agent.context.status(conversation, model)
+    window, is_automatic = status.limits.input_window, model.context.enabled
+    ticks = {"Compression starts": status.threshold, "Hygiene starts": status.limits.hygiene} if is_automatic else {}
+    near = (status.threshold if is_automatic else window) * PRESSURE_PERCENT // 100
     return {
-        "key": node.key,
-        "word": _word(node),
-        "at": node.started_at,
-        "facts": facts,
-        "is_compression": node.layer is not None,
+        "name": name,
+        "used": status.prompt,
+        "window": window,
+        "percent": status.prompt * 100 // window,
+        "ticks": [(label, at, min(at * 100 / window, 99)) for label, at in ticks.items()],
+        "is_near": status.prompt >= near,
+        "times": status.compressions,
     }
 
 
-PAGE = Page(about=ConsolePage(name="lineage", title="Lineage", is_for_admins=False, is_in_menu=False), load=load)
+METER = Page(about=ConsolePage(name="meter", title="Context", is_for_admins=False, is_in_menu=False), load=load_meter)
+LINEAGE = Page(about=ConsolePage(name="lineage", title="Lineage", is_for_admins=False, is_in_menu=False), load=load)

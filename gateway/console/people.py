@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from gateway.access.pairing import revoke_pairing
 from gateway.access.web_links import make_link
 from gateway.console.registry import ConsoleContext, Page, field_of
-from gateway.console.words import platform_name
 from hermes_state.admin import browsers
 from hermes_state.admin.pairings import PairingState, UserRole, list_pairings
 from hermes_state.errors import CommandError
@@ -18,24 +17,16 @@ async def load(context: ConsoleContext, person: WebPerson, query: Mapping[str, s
     now, access = context.clock.now(), context.live.config.access
 
     def read(db: Connection) -> Values:
-        return {
-            "paired": [one for one in list_pairings(db, now) if one.state is PairingState.APPROVED],
-            "browsers": list(reversed(browsers.load(db, now))),
-        }
+        paired = [one for one in list_pairings(db, now) if one.state is PairingState.APPROVED]
+        return {"paired": paired, "browsers": list(reversed(browsers.load(db, now)))}
 
-    values = await context.store.read(read)
     configured = {
         **dict.fromkeys(access.allow, "user"),
         **dict.fromkeys(access.moderators, "moderator"),
         **dict.fromkeys(access.admins, "admin"),
         LOCAL_OWNER: "admin",
     }
-    return {
-        **values,
-        "configured": [(ref, role, platform_name(ref.partition(":")[0])) for ref, role in configured.items()],
-        "allows_all": access.allow_all,
-        "platform_name": platform_name,
-    }
+    return {**await context.store.read(read), "configured": configured, "allows_all": access.allow_all}
 
 
 async def revoke(context: ConsoleContext, person: WebPerson, form: Mapping[str, str]) -> str:
@@ -50,13 +41,10 @@ async def revoke(context: ConsoleContext, person: WebPerson, form: Mapping[str, 
 
 async def invite(context: ConsoleContext, person: WebPerson, form: Mapping[str, str]) -> str:
     role = UserRole.ADMIN if form.get("role") == "admin" else UserRole.USER
-    local = context.adapters.supervised.get("local")
-    name = field_of(form, "name")
-    adapter = None if local is None else local.adapter
-    url = await make_link(
-        context.store, context.access, adapter, context.clock, name=name, role=role, decided_by=person.ref
-    )
-    if url is None:
+    name, local = field_of(form, "name"), context.adapters.supervised.get("local")
+    adapter, by = local.adapter if local is not None else None, person.ref
+    made = make_link(context.store, context.access, adapter, context.clock, name=name, role=role, decided_by=by)
+    if (url := await made) is None:
         raise CommandError(
             "This node does not serve the web chat. Run `hermes-gateway url --for` on the node that does."
         )
@@ -65,13 +53,12 @@ async def invite(context: ConsoleContext, person: WebPerson, form: Mapping[str, 
 
 
 async def sign_out(context: ConsoleContext, person: WebPerson, form: Mapping[str, str]) -> str:
-    count = await context.store.write(browsers.remove, field_of(form, "browser"), context.clock.now())
-    if not count:
+    if not await context.store.write(browsers.remove, field_of(form, "browser"), context.clock.now()):
         raise CommandError("This browser is no longer signed in. Reload the page.")
     return "The browser was signed out."
 
 
-PAGE = Page(
+PEOPLE = Page(
     about=ConsolePage(name="people", title="People"),
     load=load,
     actions={"revoke": revoke, "invite": invite, "sign-out": sign_out},

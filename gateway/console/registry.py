@@ -10,9 +10,7 @@ from gateway.config import LiveConfig, LoadedConfig, ReloadPlan
 from gateway.models.selection import Runtime
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.turns.lanes import LaneRegistry
 from hermes_state.admin import audit
-from hermes_state.admin.audit import AuditEntry
 from hermes_state.errors import CommandError
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
@@ -28,10 +26,8 @@ class ConsoleContext:
     runtime: Runtime
     access: AccessControl
     adapters: AdapterRegistry
-    lanes: LaneRegistry
     servers: ServerRegistry
     delivery: Delivery
-    reschedule: Callable[[], None]
     preview_settings: Callable[[Mapping[str, str]], Awaitable[LoadedConfig]]
     """Returns the configuration that a start would use with new values of variables. Raises `ConfigError`."""
     save_settings: Callable[[Mapping[str, str]], Awaitable[ReloadPlan]]
@@ -43,8 +39,12 @@ class ConsoleContext:
 
     async def record(self, person: WebPerson, action: str, subject: str) -> None:
         """Add an entry to the audit list."""
-        entry = AuditEntry(at=self.clock.now(), person=person.ref, action=action, subject=subject)
-        await self.store.write(audit.record, entry)
+        await self.store.write(audit.record, self.clock.now(), person.ref, action, subject)
+
+    def pauses(self) -> list[str]:
+        """Return a sentence for each model that is not called for a while, because it failed several times."""
+        circuits = ((one.name, circuit) for one in self.runtime.models.in_use() if (circuit := one.breaker.open))
+        return [f"{name} {one.why}; it is paused for {max(1, round(one.seconds))} s." for name, one in circuits]
 
 
 def field_of(form: Mapping[str, str], name: str) -> str:

@@ -10,13 +10,15 @@ import difflib
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import urljoin
 
 from agent.model.catalog import DATE
 from gateway.config.routes import RouteConfig
+from gateway.config.settings import Config
+from gateway.config.writing import DISCORD_TOKEN, MODEL_NAME, TELEGRAM_TOKEN
 from hermes_state.errors import CommandError
 from hermes_state.setting_types import plain
 from platforms.settings import DiscordSettings, TelegramSettings
@@ -76,6 +78,20 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
         reason = "rejected the API key" if settings.api_key else "requires a key (api_key)"
         raise CommandError(f"The model's server at {base} {reason}.")
     raise CommandError(_trouble("The model's server", base, status, body))
+
+
+def _probe_model_in(config: Config) -> str:
+    if config.model.protocol == "offline":
+        return "The built-in offline model answers."
+    return probe_model(config.model, may_call=True)
+
+
+PROBES: Mapping[str, Callable[[Config], str]] = {
+    TELEGRAM_TOKEN: lambda config: probe_telegram(config.telegram),
+    DISCORD_TOKEN: lambda config: probe_discord(config.discord),
+    MODEL_NAME: _probe_model_in,
+}
+"""Probes of `init` and of the set-up page, by the variable with the first answer about the service."""
 
 
 def served_models(base_url: str, *, timeout_seconds: float) -> tuple[str, ...] | None:

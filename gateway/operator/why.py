@@ -1,6 +1,5 @@
 """Explains one message to admins: the same sentences on the command line, in a chat and in the console."""
 
-from collections.abc import Iterator
 from datetime import UTC, tzinfo
 
 from gateway.times import format_time
@@ -35,7 +34,7 @@ def why_lines(found: Why, zone: tzinfo | None = UTC) -> list[str]:
         lines.append(f"- {counted(len(found.arrivals), 'message')} were answered together in one turn.")
     restarts = f" It was restarted {counted(turn.restarts, 'time')}." if turn.restarts else ""
     lines.append(f"- {_at(turn.started_at, zone)}: the turn started for {turn.started_by}.{restarts}")
-    lines += _step_lines(found, zone)
+    lines += [f"- {_at(step.at, zone)}: {_words(step)}." for step in found.steps]
     reason = f": {turn.error}" if turn.error else ""
     lines.append(
         f"- {_at(turn.ended_at, zone)}: the turn was {turn.state}{reason}."
@@ -45,17 +44,12 @@ def why_lines(found: Why, zone: tzinfo | None = UTC) -> list[str]:
     return lines
 
 
-def _step_lines(found: Why, zone: tzinfo | None) -> Iterator[str]:
-    for step in found.steps:
-        yield f"- {_at(step.at, zone)}: {_words(step)}."
-
-
 def _words(step: WhyStep) -> str:
     took = f" in {step.took_ms / 1000:.1f} s" if step.took_ms is not None else ""
     cost = f", {dollars(step.cost)}" if step.cost is not None else ""
     tokens = f" ({step.tokens}{cost})" if step.tokens else ""
-    kinds = {"model": "model call", "tool": "tool", "compression": "compression", "delivery": "delivery"}
-    return f"{kinds[step.kind]} {step.name}: {step.outcome}{took}{tokens}"
+    kind = "model call" if step.kind == "model" else step.kind
+    return f"{kind} {step.name}: {step.outcome}{took}{tokens}"
 
 
 def _at(at: Millis | None, zone: tzinfo | None) -> str:

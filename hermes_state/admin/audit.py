@@ -1,14 +1,13 @@
 """Audit list: which conversations of other people an admin opened in the console, and what an admin did there."""
 
-from dataclasses import asdict, dataclass
+import msgspec
 
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, insertion, select
+from hermes_state.store.sql import Connection, select
 from hermes_state.values import Millis, UserRef
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry:
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     at: Millis
     person: UserRef
     action: str
@@ -18,9 +17,8 @@ class AuditEntry:
 
 
 @locks("audit")
-def record(db: Connection, entry: AuditEntry) -> None:
-    values = asdict(entry)
-    db.execute(insertion("audit", values), values)
+def record(db: Connection, at: Millis, person: UserRef, action: str, subject: str) -> None:
+    db.execute("INSERT INTO audit (at, person, action, subject) VALUES (?, ?, ?, ?)", (at, person, action, subject))
 
 
 def load(db: Connection, limit: int) -> list[AuditEntry]:

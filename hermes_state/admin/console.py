@@ -2,7 +2,7 @@
 
 import msgspec
 
-from hermes_state.store.sql import Connection, columns, scalar, select
+from hermes_state.store.sql import Connection, columns, containing, scalar, scalars, select
 from hermes_state.values import ChatId, ChatKey, ChatKind, MicroUsd, Millis, TurnId, UserRef
 
 # Purpose: name a chat for people. Groups have a title; a direct chat has the name of the person who wrote last.
@@ -65,36 +65,55 @@ def load_chats(db: Connection, words: str, platform: str, before: int, limit: in
       FROM chats c {_ACTIVE} WHERE c.deleted_at IS NULL AND (:platform = '' OR c.platform = :platform)) found
     WHERE :words = '' OR lower(label) LIKE :pattern ESCAPE '!' OR lower("key.chat_ref") LIKE :pattern ESCAPE '!'
     ORDER BY used_at DESC, id DESC LIMIT :limit OFFSET :before"""
-    escaped = words.lower().replace("!", "!!").replace("%", "!%").replace("_", "!_")
-    values = {"words": words, "pattern": f"%{escaped}%", "platform": platform, "before": before, "limit": limit}
+    values = {"words": words, "pattern": containing(words), "platform": platform, "before": before, "limit": limit}
     return select(db, ChatRow, query, values)
 
 
 def load_platforms(db: Connection) -> list[str]:
-    return [name for (name,) in db.execute("SELECT DISTINCT platform FROM chats ORDER BY platform").fetchall()]
+    return scalars(db, str, "SELECT DISTINCT platform FROM chats ORDER BY platform")
 
 
-class ListedCompression(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt to compress a conversation."""
+class CompressionFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of a compression. Without a compression, all are None, except the cost."""
 
-    chat: ChatKey
-    label: str
-    key: str
-    """Key of the session that was compressed."""
-    at: Millis
-    layer: str
-    outcome: str
-    reason: str | None
-    summary_kind: str | None
-    model: str | None
-    verdict: str | None
+    layer: str | None
     focus: str | None
     tokens_before: int | None
     tokens_after: int | None
     took_ms: int | None
-    was_undone: bool
+    summary_kind: str | None
+    model: str | None
     cost: MicroUsd
     """Cost of the summary calls of the session that was compressed."""
+
+    @property
+    def saved_percent(self) -> int | None:
+        """Share of the tokens that the compression removed."""
+        if not self.tokens_before or self.tokens_after is None:
+            return None
+        return round(100 * (1 - self.tokens_after / self.tokens_before))
+
+
+# Purpose: select the figures of the compression `k`.
+FIGURES = """k.layer, k.focus, k.tokens_before, k.tokens_after, k.took_ms, k.summary_kind, k.model,
+  (SELECT coalesce(sum(m.cost_microusd), 0) FROM model_calls m WHERE m.session_id = k.parent_id
+    AND m.purpose = 'summary') AS cost"""
+
+
+class ListedCompression(CompressionFigures, frozen=True, kw_only=True):
+    """An attempt to compress a conversation."""
+
+    chat: ChatKey
+    label: str
+    at: Millis
+    outcome: str
+    reason: str | None
+    verdict: str | None
+    was_undone: bool
+
+    @property
+    def is_bad(self) -> bool:
+        return self.outcome == "aborted" or self.summary_kind == "deterministic" or self.verdict == "ineffective"
 
 
 _WORST = "(k.outcome = 'aborted') DESC, (k.summary_kind = 'deterministic') DESC, (k.verdict = 'ineffective') DESC,"
@@ -102,11 +121,8 @@ _WORST = "(k.outcome = 'aborted') DESC, (k.summary_kind = 'deterministic') DESC,
 
 def load_compressions(db: Connection, since: Millis, limit: int, worst_first: bool) -> list[ListedCompression]:
     """Load the compressions of all chats since a time, the failed and useless ones first or the newest first."""
-    query = f"""SELECT {columns(ChatKey, "c", "chat")}, {_LABEL} AS label, s.key, k.created_at AS at, k.layer,
-      k.outcome, k.reason, k.summary_kind, k.model, k.verdict, k.focus, k.tokens_before, k.tokens_after, k.took_ms,
-      k.undone_by IS NOT NULL AS was_undone,
-      (SELECT coalesce(sum(m.cost_microusd), 0) FROM model_calls m WHERE m.session_id = s.id AND m.purpose = 'summary')
-        AS cost
+    query = f"""SELECT {columns(ChatKey, "c", "chat")}, {_LABEL} AS label, k.created_at AS at, k.outcome, k.reason,
+      k.verdict, k.undone_by IS NOT NULL AS was_undone, {FIGURES}
     FROM compressions k JOIN sessions s ON s.id = k.parent_id JOIN chats c ON c.id = s.chat_id {_ACTIVE}
     WHERE k.created_at >= ? AND k.outcome <> 'not_needed'
     ORDER BY {_WORST if worst_first else ""} k.id DESC LIMIT ?"""

@@ -1,13 +1,12 @@
 """Queries for the lineage page: the sessions of a chat as a tree, and the prompt sizes of a conversation."""
 
-import msgspec
-
+from hermes_state.admin.console import FIGURES, CompressionFigures
 from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.sql import Connection, scalar_or_none, select
-from hermes_state.values import ChatId, EndReason, LineageId, MessageId, MicroUsd, Millis, SessionId, SessionKind
+from hermes_state.values import ChatId, EndReason, LineageId, MessageId, Millis, SessionId, SessionKind
 
 
-class LineageNode(msgspec.Struct, frozen=True, kw_only=True):
+class LineageNode(CompressionFigures, frozen=True, kw_only=True):
     """A session of a chat, and the compression that created it."""
 
     id: SessionId
@@ -20,27 +19,18 @@ class LineageNode(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Millis
     end_reason: EndReason | None
     message_count: int
-    layer: str | None
-    """Layer of the compression; None if no compression created the session."""
-    focus: str | None
-    tokens_before: int | None
-    tokens_after: int | None
-    took_ms: int | None
-    summary_kind: str | None
-    model: str | None
     undone_by: SessionId | None
     """Session that the undo of this compression created."""
-    cost: MicroUsd
-    """Cost of the summary calls of the session that was compressed."""
+
+    @property
+    def sizes(self) -> tuple[int | None, int | None]:
+        return self.tokens_before, self.tokens_after
 
 
 def load_nodes(db: Connection, chat_id: ChatId, limit: int) -> list[LineageNode]:
     """Load the newest `limit` sessions of a chat without those of sub-agents, oldest first."""
     query = f"""SELECT s.id, s.key, s.parent_session_id AS parent_id, s.lineage_id, s.depth, s.kind, s.title,
-      s.started_at, s.end_reason, s.message_count, k.layer, k.focus, k.tokens_before, k.tokens_after, k.took_ms,
-      k.summary_kind, k.model, k.undone_by,
-      (SELECT coalesce(sum(m.cost_microusd), 0) FROM model_calls m WHERE m.session_id = k.parent_id
-        AND m.purpose = 'summary') AS cost
+      s.started_at, s.end_reason, s.message_count, k.undone_by, {FIGURES}
     FROM sessions s LEFT JOIN compressions k ON k.child_id = s.id
     WHERE s.chat_id = ? AND NOT {IS_SUBAGENT} ORDER BY s.id DESC LIMIT ?"""
     return select(db, LineageNode, query, (chat_id, limit))[::-1]
@@ -52,15 +42,11 @@ def find_session_of(db: Connection, chat_id: ChatId, message_id: MessageId) -> S
     return scalar_or_none(db, SessionId, query, (message_id, chat_id))
 
 
-class PromptSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest prompt that a provider reported in a part of a conversation's time."""
+def load_prompt_sizes(db: Connection, lineage_id: LineageId, calls: int, parts: int) -> list[tuple[int, int]]:
+    """Load times and sizes of the prompts of the newest calls, as providers reported them.
 
-    at: Millis
-    tokens: int
-
-
-def load_prompt_sizes(db: Connection, lineage_id: LineageId, calls: int, parts: int) -> list[PromptSize]:
-    """Load the prompt sizes that providers reported in the newest calls, the largest of each of `parts` parts."""
+    The calls are divided into `parts` parts. Only the largest prompt of each part is returned.
+    """
     query = """SELECT max(at) AS at, max(tokens) AS tokens FROM (
       SELECT at, tokens, ntile(CAST(:parts AS INTEGER)) OVER (ORDER BY at) AS part FROM (
         SELECT created_at AS at,
@@ -68,4 +54,4 @@ def load_prompt_sizes(db: Connection, lineage_id: LineageId, calls: int, parts: 
         FROM model_calls WHERE lineage_id = :lineage AND outcome = 'ok' AND input_tokens IS NOT NULL
           AND purpose IN ('turn', 'schedule') ORDER BY created_at DESC LIMIT :calls) newest) parted
     GROUP BY part ORDER BY 1"""
-    return select(db, PromptSize, query, {"parts": parts, "lineage": lineage_id, "calls": calls})
+    return db.execute(query, {"parts": parts, "lineage": lineage_id, "calls": calls}).fetchall()

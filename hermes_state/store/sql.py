@@ -110,6 +110,11 @@ def columns(cls: type, table: str, field: str = "") -> str:
     return ", ".join(f'{table}.{name} AS "{field}.{name}"' if field else f"{table}.{name}" for name in names)
 
 
+def containing(words: str) -> str:
+    """Return a pattern for `LIKE … ESCAPE '!'` that matches lower-case text with these words."""
+    return f"%{words.lower().replace('!', '!!').replace('%', '!%').replace('_', '!_')}%"
+
+
 @contextmanager
 def nested(db: Connection) -> Iterator[None]:
     """Open a savepoint. If the block raises, only its changes are rolled back."""

@@ -9,7 +9,6 @@ therefore also needs the key, which is in browser storage that only this page ca
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 from yarl import URL
@@ -57,28 +56,21 @@ class Credentials(msgspec.Struct, frozen=True):
         return _digest(self.cookie + self.key)
 
 
-class Token(NamedTuple):
-    """One-time token and the person it signs in."""
-
-    at: Millis
-    person: UserRef
-    person_name: str
-
-
 class BrowserAccessControl:
     """Issues one-time tokens, and admits browsers that have exchanged one."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._tokens: dict[str, Token] = {}
+        self._tokens: dict[str, tuple[Millis, UserRef, str]] = {}
+        """Time, person and the person's name of each unused token, by its digest."""
         self._admitted: dict[str, SignedInBrowser] = {}
         """Browsers by digest that were signed in at their last request."""
 
     def mint(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str:
         """Create a token for a person. With more than five unused tokens, the oldest becomes invalid."""
         token = secrets.token_urlsafe(32)
-        self._tokens[_digest(token)] = Token(self._clock.now(), person, name)
+        self._tokens[_digest(token)] = (self._clock.now(), person, name)
         if len(self._tokens) > 5:
             del self._tokens[next(iter(self._tokens))]
         return token
@@ -88,19 +80,14 @@ class BrowserAccessControl:
 
         Raises `StoreUnavailable`, and the token then stays valid.
         """
-        digest = _digest(token)
+        digest, now = _digest(token), self._clock.now()
         minted = self._tokens.pop(digest, None)
-        if minted is None or abs(self._clock.now() - minted.at) > TOKEN_MS:
+        if minted is None or abs(now - minted[0]) > TOKEN_MS:
             return None
+        _, person, name = minted
         made = Credentials(cookie=secrets.token_urlsafe(32), key=secrets.token_urlsafe(32))
         shown = "".join(character for character in agent if character.isprintable())[:200]
-        browser = SignedInBrowser(
-            digest=made.digest,
-            agent=shown,
-            created_at=self._clock.now(),
-            person=minted.person,
-            person_name=minted.person_name,
-        )
+        browser = SignedInBrowser(digest=made.digest, agent=shown, created_at=now, person=person, person_name=name)
         try:
             await self._store.write(browsers.add, browser, 20)
         except BaseException:

@@ -16,15 +16,11 @@ from hermes_state.values import LOCAL_OWNER, ChatKey, Clock, IncomingAttachment,
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.http_server import http_server
 from platforms.local.access import BrowserAccessControl, address
-from platforms.local.chat_routes import ChatRoutes
-from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_recent
-from platforms.local.console_routes import ConsoleRoutes
+from platforms.local.chats import ChatRegistry, LiveChat, load_recent, render_ahead, save_recent, show_progress
 from platforms.local.entries import Entry, EntryKind, ref_of_file
-from platforms.local.list_routes import ListRoutes
 from platforms.local.markdown import split_parts
 from platforms.local.pages import PageWriter
-from platforms.local.progress import render_ahead, show_progress
-from platforms.local.requests import SignedIn
+from platforms.local.requests import Parts
 from platforms.local.routes import Site
 from platforms.local.uploads import UploadStore
 from platforms.settings import LocalSettings
@@ -103,10 +99,9 @@ class LocalAdapter:
             self._chats.open(await self._store.read(load_recent))
         except (OSError, StateError) as error:
             raise PlatformUnavailable(f"The web chat cannot start: {error}") from error
-        site = self._site(intake)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._save_recent)
-            self._port = await self._listen(stack, site)
+            self._port = await self._listen(stack, Site(self._parts(intake)))
             stack.callback(self._chats.close)
             log.info("local.served", host=self._settings.host, port=self._port)
             url = self.mint_url()
@@ -117,38 +112,17 @@ class LocalAdapter:
             finally:
                 self._port = None
 
-    def _site(self, intake: Intake) -> Site:
-        signed_in = SignedIn(self.access, intake.console)
-        chat = ChatRoutes(
+    def _parts(self, intake: Intake) -> Parts:
+        return Parts(
             intake=intake,
             store=self._store,
+            files=self._files,
+            uploads=self._uploads,
             clock=self._clock,
             chats=self._chats,
             pages=self._pages,
-            uploads=self._uploads,
-            files=self._files,
-            max_characters=self._settings.max_characters,
-            console=intake.console,
-            signed_in=signed_in,
-        )
-        return Site(
-            chat=chat,
-            console=ConsoleRoutes(
-                intake=intake, console=intake.console, clock=self._clock, pages=self._pages, signed_in=signed_in
-            ),
-            listing=ListRoutes(
-                store=self._store,
-                files=self._files,
-                clock=self._clock,
-                pages=self._pages,
-                chats=self._chats,
-                console=intake.console,
-                signed_in=signed_in,
-            ),
             access=self.access,
-            signed_in=signed_in,
-            pages=self._pages,
-            host=self._settings.host,
+            settings=self._settings,
             public=self._public,
         )
 

@@ -1,7 +1,6 @@
 """Routes of a chat: its page, messages, files and stream of changes."""
 
 import asyncio
-import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,21 +12,17 @@ import structlog
 from aiohttp import web
 
 from hermes_state.errors import StateError
-from hermes_state.files.folder import AttachmentFolder
-from hermes_state.reading import load_read_until, mark_read
-from hermes_state.store.writer import Store
-from hermes_state.values import ChatKind, Clock, InboundMessage, InputKind, Sender, SentFile
-from hermes_state.web_chats import ListedChat, load_listed
-from platforms.base import Intake
-from platforms.console import Console, WebPerson
-from platforms.local.chats import ChatRegistry, LiveChat, encode
+from hermes_state.text import whole_number
+from hermes_state.values import InputKind, SentFile
+from hermes_state.web_chats import ListedChat, load_listed, load_read_until, mark_read
+from platforms.console import Values, WebPerson
+from platforms.local.chats import LiveChat, encode, show_progress
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import PAGE_ROWS, first_unread, load_editable, load_file_of, load_history
 from platforms.local.list_routes import PAGE_CHATS
-from platforms.local.pages import ChatView, PageWriter, is_name, named_after
-from platforms.local.progress import show_progress
-from platforms.local.requests import SignedIn, html
-from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form
+from platforms.local.pages import named_after
+from platforms.local.requests import Parts, html, name_in
+from platforms.local.uploads import FormError, SubmittedMessage, read_form
 
 log = structlog.get_logger()
 
@@ -41,33 +36,24 @@ PING_SECONDS = 15.0
 """Seconds after which a silent stream sends a ping, which also detects closed pages."""
 
 
-@dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class ChatRoutes:
     """Request handlers for the chats of the person who is signed in."""
 
-    intake: Intake
-    store: Store
-    clock: Clock
-    chats: ChatRegistry
-    pages: PageWriter
-    uploads: UploadStore
-    files: AttachmentFolder
-    """Stored files."""
-    max_characters: int
-    console: Console
-    signed_in: SignedIn
+    parts: Parts
 
     def table(self) -> list[web.RouteDef]:
+        only = self.parts.only
         return [
             web.get("/open", self._open),
             web.get("/chat/{name}", self._page),
-            web.get("/chat/{name}/earlier", self.signed_in.only(self._earlier)),
-            web.get("/chat/{name}/stream", self.signed_in.only(self._stream)),
-            web.get("/chat/{name}/files/{number:[0-9]{1,18}}", self.signed_in.only(self._file)),
-            web.get("/chat/{name}/editable", self.signed_in.only(self._editable)),
-            web.get("/chat/{name}/models", self.signed_in.only(self._models)),
-            web.post("/chat/{name}/messages", self.signed_in.only(self._post)),
-            web.post("/chat/{name}/read", self.signed_in.only(self._read)),
+            web.get("/chat/{name}/earlier", only(self._earlier)),
+            web.get("/chat/{name}/stream", only(self._stream)),
+            web.get("/chat/{name}/files/{number:[0-9]{1,18}}", only(self._file)),
+            web.get("/chat/{name}/editable", only(self._editable)),
+            web.get("/chat/{name}/models", only(self._models)),
+            web.post("/chat/{name}/messages", only(self._post)),
+            web.post("/chat/{name}/read", only(self._read)),
         ]
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
@@ -77,108 +63,92 @@ class ChatRoutes:
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         """Show the page without content, so no sign-in is needed. The stream sends the content."""
-        return html(self.pages.chat(_chat_name(request)))
+        return html(self.parts.pages.page("chat", name=name_in(request)))
 
     async def _earlier(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
-        before = request.query.get("before", "")
-        if not re.fullmatch("[0-9]{1,18}", before):
+        if (before := whole_number(request.query.get("before", ""))) is None:
             raise web.HTTPNotFound
-        view = await self._view(self._chat(request, person), person, int(before))
-        return html(await asyncio.to_thread(self.pages.fragment, "log", view))
+        view = await self._view(self._chat(request, person), person, before)
+        return html(await asyncio.to_thread(self.parts.pages.fragment, "log", view))
 
-    async def _view(self, chat: LiveChat, person: WebPerson, before: int | None = None) -> ChatView:
+    async def _view(self, chat: LiveChat, person: WebPerson, before: int | None = None) -> Values:
         """Load the current content of the chat, and the event id from which the stream continues."""
         position = chat.stream.newest_id
-        read_until = None if before is not None else await self.store.read(load_read_until, chat.key)
+        read_until = None if before is not None else await self.parts.store.read(load_read_until, chat.key)
         recent = chat.shown if before is None else chat.recent
         version = chat.version
-        entries, earlier_than = await self.store.read(load_history, chat.key, PAGE_ROWS, before, recent)
+        entries, earlier_than = await self.parts.store.read(load_history, chat.key, PAGE_ROWS, before, recent)
         if before is None and version == chat.version:
             entries = chat.show_loaded(entries)
-        return ChatView(
-            name=chat.name,
-            unread_ref=first_unread(entries, read_until),
-            menu=person.menu(self.console.pages),
-            entries=entries,
-            earlier_than=earlier_than,
-            position=position,
-        )
+        return {
+            "name": chat.name,
+            "menu": person.menu(self.parts.console.pages),
+            "unread_ref": first_unread(entries, read_until),
+            "entries": entries,
+            "earlier_than": earlier_than,
+            "position": position,
+        }
 
     async def _listed(self, chat: LiveChat) -> Sequence[ListedChat]:
         """Load the beginning of the list, to find out whether an open page must load it again."""
-        return await self.store.read(load_listed, chat.key, PAGE_CHATS)
+        return await self.parts.store.read(load_listed, chat.key, PAGE_CHATS)
 
     async def _read(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
         """Record the newest entry that the page has shown to the person."""
         ref = (await request.post()).get("ref")
         if isinstance(ref, str):
-            await self.store.write(mark_read, self._chat(request, person).key, ref[:100])
+            await self.parts.store.write(mark_read, self._chat(request, person).key, ref[:100])
         return web.Response(status=204)
 
     async def _post(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
         """Accept a message or a pressed button. Store it before responding, and show it on every open page."""
         chat = self._chat(request, person)
         try:
-            submitted = await read_form(request, self.uploads, max_characters=self.max_characters)
+            submitted = await read_form(request, self.parts.uploads, max_characters=self.parts.settings.max_characters)
         except ConnectionError as error:
             raise web.HTTPBadRequest from error  # the page was closed while it was sending
         except OSError as error:
             log.warning("local.upload_failed", error=type(error).__name__)
             raise FormError(507, "The file could not be stored. The disk may be full.") from error
         entry = await self._accept(chat, person, submitted)
-        return html(self.pages.fragment("upsert", chat.name, [entry], None) + self.pages.fragment("complaint", ""))
+        fragment = self.parts.pages.fragment
+        return html(fragment("upsert", chat.name, [entry], None) + fragment("complaint", ""))
 
     async def _editable(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
-        """Send the text and files of the person's newest message."""
-        found = await self.store.read(load_editable, self._chat(request, person).key)
+        found = await self.parts.store.read(load_editable, self._chat(request, person).key)
         if found is None:
             raise FormError(409, _NOT_EDITABLE)
-        files = [{"number": file.attachment_id, "name": file.name, "mime": file.mime} for file in found.files]
+        files = [{"number": file.attachment_id, "name": file.name, "mime": file.mime} for file in found.stored]
         values = {"ref": found.ref, "text": found.text, "files": files}
         return web.json_response(values, headers={"Cache-Control": "no-store"})
 
     async def _undo(self, chat: LiveChat, person: WebPerson, submitted: SubmittedMessage) -> None:
         """Undo the message that the submitted message replaces, unless an earlier attempt did."""
-        undo = self._message(chat, person, f"{submitted.client_id}-undo", "/undo")
+        undo = self.parts.command(person, chat.key, "/undo", f"{submitted.client_id}-undo")
         if chat.find(undo.message_ref) is not None:
             return
-        editable = await self.store.read(load_editable, chat.key)
+        editable = await self.parts.store.read(load_editable, chat.key)
         if editable is None or editable.ref != submitted.edits:
             raise FormError(409, _NOT_EDITABLE)
-        await self.intake.accept(undo)
+        await self.parts.intake.accept(undo)
         chat.add(Entry(ref=undo.message_ref, kind=EntryKind.PERSON, at=undo.sent_at, text=undo.text))
 
     async def _models(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
-        """Send the names of the models that the person can choose in this chat."""
-        question = self._message(self._chat(request, person), person, "models", "/model x")
-        names = [name for name in self.intake.suggestions(question) if name != "default"]
+        question = self.parts.command(person, self._chat(request, person).key, "/model x", "models")
+        names = [name for name in self.parts.intake.suggestions(question) if name != "default"]
         return web.json_response(names, headers={"Cache-Control": "no-store"})
 
-    def _message(self, chat: LiveChat, person: WebPerson, client_id: str, text: str) -> InboundMessage:
-        """Return a command, as if the person had pressed a button."""
-        return InboundMessage(
-            event_ref=f"{chat.key.name}:{client_id}",
-            chat=chat.key,
-            chat_kind=ChatKind.LOCAL,
-            sender=Sender(platform="local", id=person.id, name=person.name),
-            text=text,
-            message_ref=f"c-{client_id}",
-            sent_at=self.clock.now(),
-            is_addressed=True,
-            via=InputKind.BUTTON,
-        )
-
     async def _accept(self, chat: LiveChat, person: WebPerson, submitted: SubmittedMessage) -> Entry:
-        message = self._message(chat, person, submitted.client_id, submitted.text)
+        message = self.parts.command(person, chat.key, submitted.text, submitted.client_id)
         if not submitted.is_press:
             message = replace(message, via=InputKind.TYPED, attachments=submitted.files)
         ref = message.message_ref
         try:
             if submitted.edits and chat.find(ref) is None:
                 await self._undo(chat, person, submitted)
-            await self.intake.accept(message)
+            await self.parts.intake.accept(message)
         except (StateError, FormError):
-            self.uploads.drop(submitted.files)
+            self.parts.uploads.drop(submitted.files)
             raise
         if known := chat.find(ref):
             return known
@@ -190,7 +160,7 @@ class ChatRoutes:
             files=tuple(file.name for file in submitted.files),
         )
         with suppress(StateError):  # the message is already stored
-            entries, _ = await self.store.read(load_history, chat.key, PAGE_ROWS, None, [*chat.shown, entry])
+            entries, _ = await self.parts.store.read(load_history, chat.key, PAGE_ROWS, None, [*chat.shown, entry])
             entry = next((loaded for loaded in entries if loaded.ref == ref), entry)
         if known := chat.find(ref):
             return known
@@ -198,12 +168,12 @@ class ChatRoutes:
         return entry
 
     def _chat(self, request: web.Request, person: WebPerson) -> LiveChat:
-        return self.chats[person.chat_key(_chat_name(request))]
+        return self.parts.chats[person.chat_key(name_in(request))]
 
     async def _file(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
         """Send a file of the chat, uploaded by its person or sent by the agent."""
         key, number = self._chat(request, person).key, int(request.match_info["number"])
-        file = await self.store.read(load_file_of, key, number)
+        file = await self.parts.store.read(load_file_of, key, number)
         path = None if file is None else await asyncio.to_thread(self._find, file)
         if file is None or path is None:
             raise web.HTTPNotFound
@@ -212,7 +182,7 @@ class ChatRoutes:
 
     def _find(self, file: SentFile) -> Path | None:
         try:
-            path = self.files.local(file.path)
+            path = self.parts.files.local(file.path)
             return path if path.is_file() else None
         except FileNotFoundError:
             return None
@@ -235,12 +205,12 @@ class ChatRoutes:
         listed = await self._listed(chat)
         waits = iter(SETTLE_SECONDS)
         await response.write(b": hello\n\n")
-        while not stream.is_closed and (person := await self.signed_in.find(request)) is not None:
+        while not stream.is_closed and (person := await self.parts.find_person(request)) is not None:
             missed = stream.after(seen)
             if missed is None:
                 view = await self._view(chat, person)
-                log_html = await asyncio.to_thread(self.pages.fragment, "whole_log", view)
-                seen = view.position
+                log_html = await asyncio.to_thread(self.parts.pages.fragment, "whole_log", view)
+                seen = view["position"]
                 await response.write(await encode(log_html, seen))
                 continue
             seen = stream.newest_id
@@ -253,16 +223,9 @@ class ChatRoutes:
                     await stream.changed(seen)
             except TimeoutError:
                 if wait is not None:
-                    await show_progress(self.store, chat)
+                    await show_progress(self.parts.store, chat)
                     continue
                 before, listed = listed, await self._listed(chat)
                 is_new = before != listed  # a conversation got its title, or a chat was opened elsewhere
-                refresh = self.pages.listing("refresh", chat.name)
+                refresh = self.parts.pages.fragment("refresh", chat.name)
                 await response.write(await encode(refresh, seen) if is_new else b": ping\n\n")
-
-
-def _chat_name(request: web.Request) -> str:
-    name = request.match_info["name"]
-    if not is_name(name):
-        raise web.HTTPNotFound
-    return name

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from hermes_state.chats import find_chat
 from hermes_state.errors import CommandError
@@ -27,6 +27,7 @@ from hermes_state.store.sql import Connection, scalars
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_messages_behind
 from hermes_state.values import ChatKey, LineageId, Message, MessageId, MessageRole, recall_id
+from platforms.console import author
 from platforms.local.markdown import to_html
 
 PAGE_ROWS = 200
@@ -43,9 +44,7 @@ class ExportedMessage:
 
     @property
     def who(self) -> str:
-        if self.row.role is MessageRole.ASSISTANT:
-            return "Hermes"
-        return f"Tool {self.row.tool_name}" if self.row.role is MessageRole.TOOL else self.row.sender_name or "Person"
+        return author(self.row.role, self.row.sender_name, self.row.tool_name)
 
     @property
     def at(self) -> str:
@@ -108,29 +107,23 @@ def _markdown(one: ExportedMessage) -> str:
 
 def _json(one: ExportedMessage) -> str:
     row = one.row
-    value = {
-        "message": recall_id(row.id),
-        "conversation": one.conversation,
-        "role": row.role,
-        "name": row.sender_name or row.tool_name,
-        "at": row.created_at,
-        "text": row.text or "",
-        "calls": row.body.calls,
-        "files": [name for name, _, _ in one.files],
-    }
+    value = {"message": recall_id(row.id), "conversation": one.conversation, "role": row.role}
+    value |= {"name": row.sender_name or row.tool_name, "at": row.created_at, "text": row.text or ""}
+    value |= {"calls": row.body.calls, "files": [name for name, _, _ in one.files]}
     return msgspec.json.encode(value).decode() + "\n"
 
 
-_STYLE = (Path(__file__).parent / "export.css").read_text()
-
-
-def _html_start(title: str) -> str:
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
-    )
+_HTML_START = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{{0}}</title>
+<style>{(Path(__file__).parent / "export.css").read_text().replace("{", "{{").replace("}", "}}")}</style>
+</head>
+<body>
+<h1>{{0}}</h1>
+"""
 
 
 def _html(one: ExportedMessage) -> str:
@@ -142,9 +135,9 @@ def _html(one: ExportedMessage) -> str:
     for name, mime, content in one.files:
         if content is None:
             shown += Markup("<p>File: {}</p>").format(name)
-        else:
-            data = base64.b64encode(content).decode()
-            shown += Markup('<p><img alt="{}" src="data:{};base64,{}"></p>').format(name, mime, data)
+            continue
+        data = base64.b64encode(content).decode()
+        shown += Markup('<p><img alt="{}" src="data:{};base64,{}"></p>').format(name, mime, data)
     head = Markup("<header>{} <small>{}</small></header>").format(one.who, one.at)
     return f'<article class="{one.row.role.value}">{head}{shown}</article>\n'
 
@@ -152,6 +145,6 @@ def _html(one: ExportedMessage) -> str:
 FORMATS = {
     "md": ExportFormat(mime="text/markdown", start=lambda title: f"# {title}\n", message=_markdown),
     "jsonl": ExportFormat(mime="application/jsonl", start=lambda title: "", message=_json),
-    "html": ExportFormat(mime="text/html", start=_html_start, message=_html, end="</body>\n</html>\n"),
+    "html": ExportFormat(mime="text/html", start=Markup(_HTML_START).format, message=_html, end="</body>\n</html>\n"),
 }
 """Formats by the ending of the file's name."""

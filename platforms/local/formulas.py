@@ -22,6 +22,8 @@ _NAMES = re.compile(r"\\(?:text|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A
 _IS_CLEAR = re.compile(r"\\[A-Za-z]|[\^_]")
 _IS_POSSIBLE = re.compile(r"[-=<>+*/|!≤≥≈≠∈±\u00d7·√∞()]|^[A-Za-z\u0391-\u03c9]'*$|^\d+(?:[.,]\d+)*$")
 
+_WORD = re.compile(r"[\w$]")
+
 _ELEMENTS = re.compile(
     "math|mfrac|mi|mmultiscripts|mn|mo|mover|mpadded|mphantom|mprescripts|mroot|mrow|ms|mspace|msqrt|mstyle|msub|"
     "msubsup|msup|mtable|mtd|mtext|mtr|munder|munderover|none"
@@ -102,17 +104,13 @@ def _read_inline(state: StateInline, silent: bool) -> bool:
         return False
     if mark == "\\[" and text.strip().isalnum():
         return False  # `\[1\]` is a bracket that should not be a link
-    if mark != "$$" and (_is_word(before) or (mark == "$" and _is_word(after))):
+    if mark != "$$" and (_WORD.fullmatch(before) or (mark == "$" and _WORD.fullmatch(after))):
         return False  # `US$5`, `$a=$b`, `C:\(x)`
     if not silent:
         token = state.push("formula", "", 0)
         token.content, token.markup, token.info = text, mark, source[start : closed + len(end)]
     state.pos = closed + len(end)
     return True
-
-
-def _is_word(character: str) -> bool:
-    return character.isalnum() or character in ("$", "_")
 
 
 def _read_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:

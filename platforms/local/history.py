@@ -9,7 +9,7 @@ messages stay, marked as undone.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import msgspec
@@ -33,6 +33,7 @@ from hermes_state.values import (
     Origin,
     Reasoning,
     SentFile,
+    TurnId,
 )
 from platforms.local.entries import BEGINNING, Entry, EntryKind, merge, ref_of_file, taken_up
 
@@ -80,7 +81,10 @@ def load_history(
     if before is not None:  # newer entries belong to the next page
         until = scalar_or_none(db, int, "SELECT created_at FROM messages WHERE id = ?", (before,)) or 0
         recent = [entry for entry in recent if entry.at < until]
-    condensed = _condensed(db, chat.id, BEGINNING if is_all else rows[0].created_at, until)
+    condensed = [
+        Entry(ref=f"k-{one.session}", kind=EntryKind.CONDENSED, at=one.at, compression=one, is_undone=one.is_undone)
+        for one in load_points(db, chat.id, BEGINNING if is_all else rows[0].created_at, until)
+    ]
     entries = merge(
         [*_with_dividers(rows, _uploads(db, rows)), *files, *waiting, *condensed], known_refs, recent, since
     )
@@ -105,19 +109,11 @@ def load_file_of(db: Connection, key: ChatKey, attachment_id: int) -> SentFile |
     return None if chat is None else load_file(db, chat.id, attachment_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditableMessage:
-    """Newest message of a person, which `/undo` takes back."""
+def load_editable(db: Connection, key: ChatKey) -> Entry | None:
+    """Load the newest message of the chat's person, which `/undo` takes back.
 
-    ref: str
-    text: str
-    files: Sequence[SentFile]
-
-
-def load_editable(db: Connection, key: ChatKey) -> EditableMessage | None:
-    """Load the newest message of the chat's person. None if there is none, or if its answer is not finished.
-
-    Messages that were sent quickly one after the other, and answered together, count as one.
+    Messages that were sent quickly one after the other, and answered together, count as one. Returns None if there is
+    no message, or if its answer is not finished.
     """
     chat = find_chat(db, key)
     session = None if chat is None else load_active(db, chat.id)
@@ -127,17 +123,8 @@ def load_editable(db: Connection, key: ChatKey) -> EditableMessage | None:
     if not exchanges or find_open_turn(db, chat.id) is not None or load_waiting(db, chat.id):
         return None
     asked = [message for message in exchanges[-1] if message.origin is Origin.HUMAN]
-    return EditableMessage(
-        ref=str(asked[-1].id),
-        text="\n\n".join(message.text for message in asked if message.text),
-        files=load_files(db, [message.id for message in asked]),
-    )
-
-
-def _condensed(db: Connection, chat_id: ChatId, since: Millis, until: int = 2**62) -> Iterator[Entry]:
-    for point in load_points(db, chat_id, since, until):
-        ref = f"k-{point.session}"
-        yield Entry(ref=ref, kind=EntryKind.CONDENSED, at=point.at, compression=point, is_undone=point.is_undone)
+    text, files = "\n\n".join(filter(None, (one.text for one in asked))), load_files(db, [one.id for one in asked])
+    return Entry(ref=str(asked[-1].id), kind=EntryKind.PERSON, at=asked[-1].created_at, text=text, stored=tuple(files))
 
 
 def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
@@ -157,7 +144,7 @@ def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
 
 
 def _with_dividers(rows: Sequence[HistoryRow], uploads: _Uploads) -> Iterator[Entry]:
-    results = _results(rows)
+    results = {(row.turn_id, row.tool_call_id): row for row in rows if row.tool_call_id is not None}
     seen: set[int] = set()
     latest = BEGINNING
     for row in rows:
@@ -173,10 +160,6 @@ def _with_dividers(rows: Sequence[HistoryRow], uploads: _Uploads) -> Iterator[En
             yield from _entries(row, results, uploads, latest)
 
 
-def _results(rows: Sequence[HistoryRow]) -> Mapping[tuple[int | None, str], HistoryRow]:
-    return {(row.turn_id, row.tool_call_id): row for row in rows if row.tool_call_id is not None}
-
-
 def _uploads(db: Connection, rows: Sequence[HistoryRow]) -> _Uploads:
     """Load the files that people sent with these messages."""
     found = defaultdict[MessageId, list[SentFile]](list)
@@ -186,48 +169,30 @@ def _uploads(db: Connection, rows: Sequence[HistoryRow]) -> _Uploads:
 
 
 def _entries(
-    row: HistoryRow,
-    results: Mapping[tuple[int | None, str], HistoryRow],
-    uploads: _Uploads,
-    not_before: Millis,
+    row: HistoryRow, results: Mapping[tuple[TurnId | None, str], HistoryRow], uploads: _Uploads, not_before: Millis
 ) -> Iterator[Entry]:
     if row.role == MessageRole.TOOL or (row.is_owed and row.role == MessageRole.ASSISTANT):
         return
-    body = row.body or MessageBody()
-    if body.reasoning is not None and (thought := _reasoning_text(body.reasoning)):
-        yield Entry(
-            ref=f"{row.id}.r",
-            kind=EntryKind.REASONING,
-            at=row.created_at,
-            text=_shortened(thought),
-            not_before=not_before,
-            is_undone=row.is_undone,
-        )
-    kind = EntryKind.PERSON if row.origin == Origin.HUMAN else EntryKind.NOTICE
+    body, kind = row.body or MessageBody(), EntryKind.PERSON if row.origin == Origin.HUMAN else EntryKind.NOTICE
     if row.origin == Origin.ASSISTANT:
         kind = EntryKind.ASIDE if body.calls else EntryKind.ANSWER
+    shown = Entry(
+        ref=row.ref or str(row.id), kind=kind, at=row.created_at, not_before=not_before, is_undone=row.is_undone
+    )
+    if body.reasoning is not None and (thought := _reasoning_text(body.reasoning)):
+        yield replace(shown, ref=f"{row.id}.r", kind=EntryKind.REASONING, text=_shortened(thought))
     if row.text or not body.calls:
-        yield Entry(
-            ref=row.ref or str(row.id),
-            kind=kind,
-            at=row.created_at,
-            text=row.text or "",
-            stored=tuple(uploads.get(row.id, ())),
-            is_undone=row.is_undone,
-            was_interrupted=body.was_interrupted,
-            not_before=not_before,
-        )
+        stored = tuple(uploads.get(row.id, ()))
+        yield replace(shown, text=row.text or "", stored=stored, was_interrupted=body.was_interrupted)
     for number, call in enumerate(body.calls):
         result = results.get((row.turn_id, call.id))
-        yield Entry(
+        yield replace(
+            shown,
             ref=f"{row.id}.{number}",
             kind=EntryKind.TOOL,
-            at=row.created_at,
             call=msgspec.structs.replace(call, arguments=_shortened(call.arguments)),
-            not_before=not_before,
             state="running" if result is None else result.tool_state or "done",
             result=None if result is None else _shortened(result.text or ""),
-            is_undone=row.is_undone,
         )
 
 

@@ -5,21 +5,51 @@ Images become links, because the page loads nothing from other hosts. Only the w
 links without marks and footnotes.
 """
 
-from collections.abc import Callable, Mapping
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import zip_longest
 from urllib.parse import urlsplit
 
+from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
+from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
 from platforms.local.formulas import add_formulas
-from platforms.local.highlighting import colour
-from platforms.local.references import add_references
 from platforms.markdown import BLOCKS, BREAK, code_of, parser
 from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines
+
+_ADDRESS = re.compile(r"(?<![\w/])https?://[^\s<>\"'`|\\^{}\[\]\u3000-\u303f\uff00-\uffef]{1,2000}", re.I)
+_NOTE = re.compile(r"\[\^([A-Za-z0-9_-]{1,20})\](:?)")
+
+_MAX_CODE = 10_000
+"""Longer code has no colours, because a preview is rendered again several times per second."""
+_MAX_LINE = 1_000
+_LANGUAGES = re.compile(
+    r"bash|c|c\+\+|clojure|cmake|console|cpp|cs|csharp|css|dart|diff|docker|dockerfile|elixir|"
+    r"erlang|go|golang|graphql|groovy|haskell|hcl|html|ini|java|javascript|js|json|jsx|julia|"
+    r"kotlin|latex|lua|make|makefile|markdown|md|nginx|nix|objective-c|ocaml|perl|php|postgresql|"
+    r"powershell|proto|protobuf|ps1|py|python|python3|r|rb|rs|ruby|rust|scala|scss|sh|shell|"
+    r"sql|sqlite|swift|terraform|tex|toml|ts|tsx|typescript|vim|xml|yaml|yml|zig|zsh"
+)
+"""Languages with colours. Other lexers are not used, because the regular expressions of some take very long."""
+_KINDS = {
+    "comment": "Comment",
+    "keyword": "Keyword Operator.Word Name.Tag",
+    "mark": "Comment.Preproc Name.Attribute Name.Decorator",
+    "name": "Name.Class Name.Function Generic.Heading Generic.Subheading",
+    "number": "Keyword.Constant Literal.Number",
+    "string": "Literal.String",
+    "type": "Keyword.Type Name.Builtin Name.Exception",
+    "deleted": "Generic.Deleted",
+    "inserted": "Generic.Inserted",
+}
+_CLASSES = {kind: name for name, kinds in _KINDS.items() for kind in kinds.split()}
+"""Classes by token type, also for more specific types."""
 
 
 @lru_cache(maxsize=128)  # caches HTML that a thread rendered until the page's template needs it
@@ -74,7 +104,7 @@ def _code(token: Token) -> str:
     return (
         f'<div class="code"><div class="code-bar"><span>{escape(" ".join(token.info.split()) or "code")}</span>'
         '<button type="button" class="quiet" data-copy>Copy</button></div>'
-        f'<pre tabindex="0"><code>{colour(token.content, code_of(token)[0])}</code></pre></div>\n'
+        f'<pre tabindex="0"><code>{_coloured(token.content, code_of(token)[0])}</code></pre></div>\n'
     )
 
 
@@ -97,6 +127,134 @@ def _table(token: Token) -> str:
     return f'<div class="table" tabindex="0"><table>\n{"".join(lines)}</table></div>\n'
 
 
+# ---- colours in code
+
+
+@lru_cache(maxsize=64)  # while an answer grows, only its last code block changes
+def _coloured(code: str, language: str) -> Markup:
+    """Return `code` as HTML, with colours if its language is known and it is not too long."""
+    language = language.lower()
+    if not _LANGUAGES.fullmatch(language) or len(code) > _MAX_CODE or max(map(len, code.split("\n"))) > _MAX_LINE:
+        return escape(code)
+    from pygments.lexers import get_lexer_by_name  # imported when needed, which takes 35 ms and 2 MB
+
+    pieces: list[tuple[str | None, str]] = []
+    for kind, text in get_lexer_by_name(language, stripnl=False, ensurenl=False).get_tokens(code):
+        name = _class_of(str(kind).removeprefix("Token.")) if text.strip() else None
+        if pieces and pieces[-1][0] == name:
+            pieces[-1] = name, pieces[-1][1] + text
+        else:
+            pieces.append((name, text))
+    if "".join(text for _, text in pieces) != code:  # a lexer changes line ends and other control characters
+        return escape(code)
+    return Markup().join(
+        escape(text) if name is None else Markup('<span class="code-{}">{}</span>').format(name, text)
+        for name, text in pieces
+    )
+
+
+@lru_cache(maxsize=256)
+def _class_of(kind: str) -> str | None:
+    while kind and kind not in _CLASSES:
+        kind = kind.rpartition(".")[0]
+    return _CLASSES.get(kind)
+
+
+# ---- addresses and footnotes: links that need no marks. The text of a footnote stays where it was written
+
+
+def _add_references(markdown: MarkdownIt, is_safe: Callable[[str], bool]) -> None:
+    """Make the parser link addresses and footnotes."""
+
+    def link(state: StateCore) -> None:
+        inlines = [token for token in state.tokens if token.type == "inline"]
+        notes = _linked_notes(inlines)
+        digest = f"{zlib.crc32(state.src.encode(errors='replace')):x}"
+        seen: set[str] = set()
+        for inline in inlines:
+            depth, made = 0, list[Token]()
+            for child in inline.children or ():
+                depth += {"link_open": 1, "link_close": -1}.get(child.type, 0)
+                if child.type != "text" or depth:
+                    made.append(child)
+                    continue
+                is_first = not made or made[-1].type in ("softbreak", "hardbreak")
+                made += _pieces(child.content, is_first, notes, digest, seen)
+            inline.children = made
+
+    def _pieces(text: str, is_first: bool, notes: frozenset[str], digest: str, seen: set[str]) -> Iterator[Token]:
+        position = 0
+        for found in re.finditer(f"{_NOTE.pattern}|{_ADDRESS.pattern}", text, re.I):
+            start, end = found.span()
+            if (label := found[1]) is not None:
+                is_definition = is_first and start == 0 and bool(found[2])
+                if label not in notes:
+                    continue
+                made = [_note(label, digest, is_definition, is_named=is_definition or label not in seen)]
+                end -= 0 if is_definition else len(found[2])
+                seen |= set() if is_definition else {label}
+            else:
+                end = start + len(_without_end(found[0]))
+                if not is_safe(text[start:end]):
+                    continue
+                address = markdown.normalizeLink(text[start:end])
+                made = [Token("link_open", "a", 1, attrs={"href": address}), _text(text[start:end])]
+                made.append(Token("link_close", "a", -1))
+            if start > position:
+                yield _text(text[position:start])
+            yield from made
+            position = end
+        if position < len(text):
+            yield _text(text[position:])
+
+    markdown.core.ruler.before("inline", "footnotes", _keep_notes)
+    markdown.core.ruler.push("references", link)
+    markdown.add_render_rule("footnote", lambda _, tokens, at, *rest: str(tokens[at].meta["html"]))
+
+
+def _keep_notes(state: StateCore) -> None:
+    """Undo that a footnote with nothing but an address defines a link."""
+    for label in [label for label in state.env.get("references", {}) if label.startswith("^")]:
+        del state.env["references"][label]
+
+
+def _linked_notes(inlines: list[Token]) -> frozenset[str]:
+    """Return the labels of footnotes that have both a text and a place that refers to it."""
+    defined, used = set[str](), set[str]()
+    for inline in inlines:
+        is_first = True
+        for child in inline.children or ():
+            for found in _NOTE.finditer(child.content if child.type == "text" else ""):
+                (defined if is_first and found.start() == 0 and found[2] else used).add(found[1])
+            is_first = child.type in ("softbreak", "hardbreak")
+    return frozenset(defined & used)
+
+
+def _note(label: str, digest: str, is_definition: bool, is_named: bool) -> Token:
+    names = [f"note-{digest}-{escape(label)}", f"ref-{digest}-{escape(label)}"]
+    name, target = names if is_definition else reversed(names)
+    named = f' id="{name}"' if is_named else ""
+    shown = f'<a class="note"{named} href="#{target}">{escape(label)}</a>'
+    token = Token("footnote", "", 0)
+    token.meta = {"html": shown if is_definition else f"<sup>{shown}</sup>"}
+    return token
+
+
+def _text(content: str) -> Token:
+    return Token("text", "", 0, content=content)
+
+
+def _without_end(address: str) -> str:
+    """Return the address without punctuation that belongs to the sentence.
+
+    >>> _without_end("https://e.example/a_(b))."), _without_end("https://e.example/?q=1,")
+    ('https://e.example/a_(b)', 'https://e.example/?q=1')
+    """
+    while address and (address[-1] in ".,;:!?*_~" or (address[-1] == ")" and address.count("(") < address.count(")"))):
+        address = address[:-1]
+    return address
+
+
 _RULES: Mapping[str, Callable[[Token], str]] = {
     "link_open": _link,
     "image": _image,
@@ -112,6 +270,6 @@ _MARKDOWN = parser()
 _MARKDOWN.options.update(breaks=True, xhtmlOut=False)
 _MARKDOWN.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library documents this way to restrict links
 add_formulas(_MARKDOWN)
-add_references(_MARKDOWN, _is_safe_link)
+_add_references(_MARKDOWN, _is_safe_link)
 for _name, _rule in _RULES.items():
     _MARKDOWN.add_render_rule(_name, lambda _, tokens, at, *rest, rule=_rule: rule(tokens[at]))

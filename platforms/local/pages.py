@@ -2,35 +2,19 @@
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
+from hermes_state.text import counted, dollars, duration
 from hermes_state.values import ChatKey
 from hermes_state.web_chats import shown_name
 from platforms.base import MenuCommand
-from platforms.console import ConsolePage, Values, WebPerson
-from platforms.local.entries import Entry
+from platforms.console import ConsolePage, Values, WebPerson, author, platform_name
 from platforms.local.markdown import to_html
 
 MAX_NAME_CHARACTERS = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatView:
-    """Content of one chat's page."""
-
-    name: str
-    menu: Sequence[ConsolePage]
-    """Pages of the console that the person may see."""
-    unread_ref: str | None
-    """First entry that was not seen, or None if all were, or if the person opens the chat for the first time."""
-    entries: Sequence[Entry]
-    earlier_than: int | None
-    position: str
-    """Id of the last event that the page includes. The stream continues after it."""
 
 
 class PageWriter:
@@ -44,22 +28,19 @@ class PageWriter:
             lstrip_blocks=True,
             undefined=jinja2.StrictUndefined,
         )
-        environment.filters["markdown"] = to_html
-        environment.filters["shown"] = shown_name
-        environment.globals["menu"] = tuple(menu)
-        environment.globals["commands"] = frozenset(item.name for item in menu)
-        environment.globals["max_file_bytes"] = max_file_bytes
+        environment.filters.update(markdown=to_html, shown=shown_name, platform=platform_name)
+        environment.filters.update(dollars=dollars, duration=duration, counted=counted)
+        names = frozenset(item.name for item in menu)
+        environment.globals.update(menu=tuple(menu), commands=names, max_file_bytes=max_file_bytes, author=author)
         self._environment = environment
-        self._fragments = environment.get_template("fragments.html").module
-        self._listing = environment.get_template("chat_list.html").module
+        self._macros = {
+            **vars(environment.get_template("fragments.html").module),
+            **vars(environment.get_template("chat_list.html").module),
+        }
 
-    def chat(self, name: str) -> str:
-        """Render the page of a chat without its content."""
-        return self._environment.get_template("chat.html").render(name=name)
-
-    def console(self, page: ConsolePage, query: str) -> str:
-        """Render a page of the console without its content."""
-        return self._environment.get_template("console.html").render(page=page, query=query)
+    def page(self, template: str, **values: object) -> str:
+        """Render a page without its content: `chat` (with `name`), or `console` (with `page` and `query`)."""
+        return self._environment.get_template(f"{template}.html").render(values)
 
     def console_content(self, page: ConsolePage, person: WebPerson, values: Values, menu: Sequence[ConsolePage]) -> str:
         """Render the content of a page of the console, and the menu."""
@@ -68,16 +49,11 @@ class PageWriter:
 
     def plain(self, title: str, line: str, script: str | None = None) -> str:
         """Render a page with one or two sentences, and an optional script to run on it."""
-        return self._environment.get_template("plain.html").render(title=title, line=line, script=script)
+        return self.page("plain", title=title, line=line, script=script)
 
     def fragment(self, macro: str, *values: object) -> str:
-        """Render a macro of `fragments.html`."""
-        made: Markup = getattr(self._fragments, macro)(*values)
-        return made.strip()
-
-    def listing(self, macro: str, *values: object) -> str:
-        """Render a macro of `chat_list.html`."""
-        made: Markup = getattr(self._listing, macro)(*values)
+        """Render a macro of `fragments.html` or `chat_list.html`."""
+        made: Markup = self._macros[macro](*values)
         return made.strip()
 
 

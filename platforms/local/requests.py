@@ -1,13 +1,24 @@
-"""Parts that all routes share: responses, and the person who sent a request."""
+"""What all routes share: the parts of the adapter, the person who sent a request, and responses."""
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from aiohttp import web
+from yarl import URL
 
+from hermes_state.errors import CommandError
+from hermes_state.files.folder import AttachmentFolder
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatKey, ChatKind, Clock, InboundMessage, InputKind, Sender
+from platforms.base import Intake
 from platforms.console import Console, WebPerson
 from platforms.local.access import KEY_HEADER, BrowserAccessControl, Credentials
-from platforms.local.uploads import FormError
+from platforms.local.chats import ChatRegistry
+from platforms.local.pages import PageWriter, is_name
+from platforms.local.uploads import FormError, UploadStore
+from platforms.settings import LocalSettings
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PersonHandler: TypeAlias = Callable[[web.Request, WebPerson], Awaitable[web.StreamResponse]]
@@ -16,35 +27,70 @@ MAX_FORM_CHARACTERS = 20_000
 """Maximum total length of the fields of an action."""
 
 
-class SignedIn:
-    """Checks which person a request comes from."""
+@dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
+class Parts:
+    """Parts of the adapter that the routes use."""
 
-    def __init__(self, access: BrowserAccessControl, console: Console) -> None:
-        self._access = access
-        self._console = console
+    intake: Intake
+    store: Store
+    files: AttachmentFolder
+    uploads: UploadStore
+    clock: Clock
+    chats: ChatRegistry
+    pages: PageWriter
+    access: BrowserAccessControl
+    settings: LocalSettings
+    public: URL | None
+    """Public address of the page, if a reverse proxy serves it."""
 
-    async def find(self, request: web.Request) -> WebPerson | None:
+    @property
+    def console(self) -> Console:
+        return self.intake.console
+
+    async def find_person(self, request: web.Request) -> WebPerson | None:
         """Return the person who is signed in with this browser, or None if nobody is or their access was revoked."""
         cookie, key = request.cookies.get(cookie_name(request), ""), request.headers.get(KEY_HEADER, "")
-        return await self.find_by(Credentials(cookie, key))
+        return await self.find_person_by(Credentials(cookie, key))
 
-    async def find_by(self, given: Credentials) -> WebPerson | None:
-        """Return the person who is signed in with a cookie and a key, or None."""
-        browser = await self._access.find_browser(given)
-        return None if browser is None else self._console.find_person(browser.person, browser.person_name)
+    async def find_person_by(self, given: Credentials) -> WebPerson | None:
+        browser = await self.access.find_browser(given)
+        return None if browser is None else self.console.find_person(browser.person, browser.person_name)
 
-    def only(self, handler: PersonHandler, *, is_for_admins: bool = False) -> Handler:
-        """Restrict a handler to signed-in people (status 401 for others), or to admins (status 404 for others)."""
+    def only(self, handler: PersonHandler) -> Handler:
+        """Restrict a handler to signed-in people (status 401 for others). Show a `CommandError` on the page."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            person = await self.find(request)
-            if person is None:
+            if (person := await self.find_person(request)) is None:
                 return html("", status=401)
-            if is_for_admins and not person.is_admin:
-                raise web.HTTPNotFound
-            return await handler(request, person)
+            try:
+                return await handler(request, person)
+            except CommandError as error:
+                macro = "menu_complaint" if request.path.startswith("/chats/") else "complaint"
+                return html(self.pages.fragment(macro, str(error)), status=409)
 
         return guarded
+
+    def said(self, sentence: str, trigger: str, macro: str = "said") -> web.Response:
+        """Show a sentence that says what happened, and let the page load what changed (`trigger`)."""
+        response = html(self.pages.fragment(macro, sentence))
+        response.headers["HX-Trigger"] = trigger
+        return response
+
+    def command(
+        self, person: WebPerson, chat: ChatKey, text: str, client_id: str = "", kind: ChatKind = ChatKind.LOCAL
+    ) -> InboundMessage:
+        """Return a command, as if the person had pressed a button in the chat."""
+        return InboundMessage(
+            event_ref=f"{chat.name}:{client_id}" if client_id else f"console:{secrets.token_hex(16)}",
+            chat=chat,
+            chat_kind=kind,
+            sender=Sender(platform="local", id=person.id, name=person.name),
+            text=text,
+            message_ref=f"c-{client_id}" if client_id else "",
+            sent_at=self.clock.now(),
+            is_addressed=True,
+            via=InputKind.BUTTON,
+        )
 
 
 def received_at(request: web.Request) -> tuple[str, int]:
@@ -57,6 +103,13 @@ def received_at(request: web.Request) -> tuple[str, int]:
 
 def cookie_name(request: web.Request) -> str:
     return f"hermes_local_{received_at(request)[1]}"  # browsers share cookies between the ports of a host
+
+
+def name_in(request: web.Request) -> str:
+    """Return the name of the chat in the address."""
+    if not is_name(name := request.match_info["name"]):
+        raise web.HTTPNotFound
+    return name
 
 
 async def form_of(request: web.Request) -> Mapping[str, str]:

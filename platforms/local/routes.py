@@ -1,44 +1,51 @@
-"""Web server of the local pages: routes, checks that apply to every request, and sign-in."""
+"""Web server of the local pages: routes, checks that apply to every request, sign-in, and the console."""
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import structlog
 from aiohttp import web
-from yarl import URL
 
 from hermes_state.admin.browsers import LIFETIME_MS
 from hermes_state.errors import StateError
-from platforms.console import WebPerson
-from platforms.local.access import HEADERS, TOKEN_HEADER, BrowserAccessControl, host_names, refusal
-from platforms.local.assets import Asset, load_assets
+from platforms.console import ConsolePage, SentCommand, WebPerson
+from platforms.local.access import HEADERS, TOKEN_HEADER, host_names, refusal
 from platforms.local.chat_routes import ChatRoutes
-from platforms.local.console_routes import ConsoleRoutes
 from platforms.local.list_routes import ListRoutes
-from platforms.local.pages import PageWriter
-from platforms.local.requests import Handler, SignedIn, cookie_name, html, received_at
+from platforms.local.requests import Handler, Parts, cookie_name, form_of, html, received_at
 from platforms.local.uploads import FormError
 
 log = structlog.get_logger()
 
 
-@dataclass(eq=False, repr=False, slots=True, kw_only=True)
+_FOLDER = Path(__file__).parent / "static"
+_TYPES = {
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+    ".webmanifest": "application/manifest+json",
+}
+
+_STYLES = (
+    *("tokens", "base", "sidebar", "stage", "meter", "entries", "condensed", "kinds", "prose", "code", "composer"),
+    *("actions", "console", "lineage", "start", "plain", "phone"),
+)
+"""Style sheets in the order in which `app.css` contains them. Later rules win, so `phone` is last."""
+
+
 class Site:
     """All pages of one run of the adapter."""
 
-    chat: ChatRoutes
-    console: ConsoleRoutes
-    listing: ListRoutes
-    access: BrowserAccessControl
-    signed_in: SignedIn
-    pages: PageWriter
-    host: str
-    """Host name or address on which the web chat listens, from the settings."""
-    public: URL | None
-    """Public address of the page, if a reverse proxy serves it."""
-    _assets: Mapping[str, Asset] = field(default_factory=load_assets, init=False)
-    _told: set[str] = field(default_factory=set, init=False)
-    """Refusals that were logged, at most 20, so that strangers cannot fill the log."""
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self._assets = load_assets()
+        self._told: set[str] = set()
+        """Refusals that were logged, at most 20, so that strangers cannot fill the log."""
 
     def application(self) -> web.Application:
         """Return the aiohttp application with every route. `_guard` checks all requests."""
@@ -50,9 +57,11 @@ class Site:
                 web.get("/offline", self._offline),
                 web.post("/sign-in", self._sign_in),
                 web.get("/static/{file}", self._static_file),
-                *self.chat.table(),
-                *self.console.table(),
-                *self.listing.table(),
+                *ChatRoutes(self.parts).table(),
+                web.get("/console/{page}", self._console_page),
+                web.get("/console/{page}/content", self.parts.only(self._console_content)),
+                web.post("/console/{page}/{action}", self.parts.only(self._console_act)),
+                *ListRoutes(self.parts).table(),
             ]
         )
         return app
@@ -62,10 +71,10 @@ class Site:
         """Refuse requests from other origins, and return errors as sentences."""
         address, port = received_at(request)
         # Accept this machine's IP address, because only a domain name can mislead a browser.
-        hosts = [*host_names(self.host, port), *host_names(address, port)]
-        if self.public is not None:
-            hosts += self.public.raw_authority, self.public.raw_host or ""  # some proxies leave out the port
-        if (reason := refusal(request.headers, request.method, hosts, str(self.public or ""))) is not None:
+        hosts = [*host_names(self.parts.settings.host, port), *host_names(address, port)]
+        if (public := self.parts.public) is not None:
+            hosts += public.raw_authority, public.raw_host or ""  # some proxies leave out the port
+        if (reason := refusal(request.headers, request.method, hosts, str(public or ""))) is not None:
             if reason not in self._told and len(self._told) < 20:
                 self._told.add(reason)
                 log.warning("local.request_refused", reason=reason)
@@ -87,33 +96,34 @@ class Site:
 
     def _complain(self, request: web.Request, status: int, sentence: str) -> web.Response:
         if request.headers.get("HX-Request") == "true":
-            return html(self.pages.fragment("complaint", sentence), status=status)
-        return html(self.pages.plain("Something went wrong", sentence), status=status)
+            return html(self.parts.pages.fragment("complaint", sentence), status=status)
+        return html(self.parts.pages.plain("Something went wrong", sentence), status=status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         """Show the page whose script exchanges the token and opens the next page. Without both, open the chat."""
-        if "token" not in request.query and await self.console.console.start_page() is None:
+        if "token" not in request.query and await self.parts.console.start_page() is None:
             raise web.HTTPSeeOther("/chat/main")
-        return html(self.pages.plain("Signing in", "One moment …", "enter.js"))
+        return html(self.parts.pages.plain("Signing in", "One moment …", "enter.js"))
 
     async def _offline(self, request: web.Request) -> web.StreamResponse:
         """Show the page that browsers keep, and show instead of ours while the gateway cannot be reached."""
         line = "This page opens again by itself as soon as the gateway answers. Nothing that you sent is lost."
-        return html(self.pages.plain("The gateway cannot be reached", line, "offline.js"))
+        return html(self.parts.pages.plain("The gateway cannot be reached", line, "offline.js"))
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
         """Exchange a token for the cookie and for the page's key, unless the browser is signed in.
 
         The header `Hermes-Start` names the page that an admin should see first, if there is one.
         """
-        start_page = await self.console.console.start_page()
-        if (person := await self.signed_in.find(request)) is not None:
+        start_page = await self.parts.console.start_page()
+        if (person := await self.parts.find_person(request)) is not None:
             return web.Response(status=204, headers=_start(start_page, person))
-        made = await self.access.exchange(request.headers.get(TOKEN_HEADER, ""), request.headers.get("User-Agent", ""))
+        token, agent = request.headers.get(TOKEN_HEADER, ""), request.headers.get("User-Agent", "")
+        made = await self.parts.access.exchange(token, agent)
         if made is None:
             raise web.HTTPUnauthorized
-        headers = _start(start_page, await self.signed_in.find_by(made))
-        origin = str(self.public or "")
+        headers = _start(start_page, await self.parts.find_person_by(made))
+        origin = str(self.parts.public or "")
         response = web.Response(text=made.key, headers={"Cache-Control": "no-store", **headers})
         response.set_cookie(
             cookie_name(request),
@@ -134,6 +144,33 @@ class Site:
             return web.Response(status=304, headers=headers)
         return web.Response(body=asset.content, content_type=asset.mime, charset=asset.charset, headers=headers)
 
+    # ---- the console: a page is sent empty, and its script requests the content with the key of the browser
+
+    async def _console_page(self, request: web.Request) -> web.StreamResponse:
+        return html(self.parts.pages.page("console", page=self._console(request), query=request.query_string))
+
+    async def _console_content(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
+        page, console = self._console(request, person), self.parts.console
+        values = await console.load(page.name, person, request.query)
+        return html(self.parts.pages.console_content(page, person, values, person.menu(console.pages)))
+
+    async def _console_act(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
+        """Carry out an action, and show what happened in a sentence. The page then loads its content again."""
+        page, form = self._console(request, person), await form_of(request)
+        said = await self.parts.console.act(page.name, request.match_info["action"], person, form)
+        if isinstance(said, SentCommand):
+            await self.parts.intake.accept(self.parts.command(person, said.chat, said.text, kind=said.kind))
+            said = said.said
+        return self.parts.said(said, "console-changed")
+
+    def _console(self, request: web.Request, person: WebPerson | None = None) -> ConsolePage:
+        """Return the requested page. Pages for admins do not exist for other people."""
+        name = request.match_info["page"]
+        for page in self.parts.console.pages:
+            if page.name == name and (person is None or person.may_see(page)):
+                return page
+        raise web.HTTPNotFound
+
 
 def _start(page: str | None, person: WebPerson | None) -> dict[str, str]:
     is_shown = page is not None and person is not None and person.is_admin
@@ -142,3 +179,27 @@ def _start(page: str | None, person: WebPerson | None) -> dict[str, str]:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(HEADERS)
+
+
+@dataclass(frozen=True)
+class Asset:
+    """Static file with the headers that a browser needs to cache it."""
+
+    content: bytes
+    mime: str
+
+    @cached_property
+    def etag(self) -> str:
+        return f'"{hashlib.sha256(self.content).hexdigest()[:16]}"'
+
+    @property
+    def charset(self) -> str | None:
+        return None if self.mime == "image/png" else "utf-8"
+
+
+def load_assets() -> Mapping[str, Asset]:
+    """Load all static files by name, so that a request path never becomes a path on disk. `app.css` has all styles."""
+    folders = (_FOLDER / name for name in ("app", "vendor", "scripts"))
+    files = {path.name: path.read_bytes() for one in folders for path in one.iterdir() if path.suffix in _TYPES}
+    files["app.css"] = b"\n".join((_FOLDER / "styles" / f"{name}.css").read_bytes() for name in _STYLES)
+    return {name: Asset(content, _TYPES[Path(name).suffix]) for name, content in files.items()}

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from gateway.console.pages import PAGES
+from gateway.console.handler import PAGES
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import World, world_in

@@ -1,9 +1,8 @@
 import sqlite3
 
 from hermes_state.chats import ensure_chat
-from hermes_state.reading import load_read_until, mark_read
 from hermes_state.values import ChatKey, ChatKind, Millis
-from hermes_state.web_chats import load_listed
+from hermes_state.web_chats import load_listed, load_read_until, mark_read
 from tests.hermes_state.rows import START, exchange, make_chat, start
 
 KEY = ChatKey(platform="telegram", account="telegram", chat_ref="42")

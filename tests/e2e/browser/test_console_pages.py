@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.console.pages import PAGES
+from gateway.console.handler import PAGES
 from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import world_in

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from gateway.console.pages import PAGES
+from gateway.console.handler import PAGES
 from tests.e2e.browser.chromium import BROWSER, DRIVER, WAIT_SECONDS, Chromium
 from tests.e2e.browser.test_local_chat import ANSWER, browser, enter, free_port, screenshots, world
 from tests.e2e.protocols import ModelProtocol

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from agent.memory.notes import MemoryDirectory, added
-from gateway.console.deletion import delete, load
+from gateway.console.chats import delete
+from gateway.console.chats import load_deletion as load
 from hermes_state.admin.deletion import load_hidden_chats
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gateway.console.handler import PAGES
 from gateway.console.lineage import load, place
-from gateway.console.pages import PAGES
 from hermes_state.admin import audit
 from hermes_state.admin.lineage_tree import load_nodes
 from hermes_state.chats import ensure_chat

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gateway.console.meter import load
+from gateway.console.lineage import load_meter as load
 from hermes_state.chats import ensure_chat
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.console.search import load, load_message
+from gateway.console.chats import load_message
+from gateway.console.chats import load_search as load
 from hermes_state.admin import audit
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError

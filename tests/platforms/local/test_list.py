@@ -11,7 +11,7 @@ from hermes_state.chats import ensure_chat
 from hermes_state.store.sql import Connection
 from hermes_state.values import ChatKind, Millis
 from hermes_state.web_chats import ListedChat
-from platforms.local.chat_list import grouped, zone_named
+from platforms.local.list_routes import grouped, zone_named
 from platforms.local.pages import chat_key
 from tests.platforms.contract import RecordingIntake, running
 from tests.platforms.local.harness import LocalHarness

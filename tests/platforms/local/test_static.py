@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import platforms.local
-from platforms.local.assets import load_assets
+from platforms.local.routes import load_assets
 
 STATIC = Path(platforms.local.__file__).parent / "static"
 VENDOR = STATIC / "vendor"
