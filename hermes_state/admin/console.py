@@ -2,12 +2,12 @@
 
 import msgspec
 
+from hermes_state.sessions import chat_label
 from hermes_state.store.sql import Connection, columns, containing, scalar, scalars, select
 from hermes_state.values import ChatId, ChatKey, ChatKind, MicroUsd, Millis, TurnId, UserRef
 
 # Purpose: name a chat for people. Groups have a title; a direct chat has the name of the person who wrote last.
-_LABEL = """coalesce(c.title, CASE WHEN c.kind <> 'local' THEN (SELECT m.sender_name FROM messages m
-  WHERE m.lineage_id = a.lineage_id AND m.origin = 'human' ORDER BY m.id DESC LIMIT 1) END, a.title, '')"""
+_LABEL = f"coalesce(nullif({chat_label('a.lineage_id')}, ''), a.title, '')"
 _ACTIVE = "LEFT JOIN sessions a ON a.id = c.active_session_id"
 
 
