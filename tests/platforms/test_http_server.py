@@ -34,10 +34,11 @@ class Site:
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
-    async def ask(self) -> tuple[int, Mapping[str, str]]:
+    async def ask(self, address: str = "127.0.0.1") -> tuple[int, Mapping[str, str]]:
         timeout = aiohttp.ClientTimeout(total=5)
+        connector = aiohttp.TCPConnector(local_addr=(address, 0))
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
+            aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
             session.get(f"http://127.0.0.1:{self.port}/") as got,
         ):
             assert await got.text() == "here"
@@ -80,6 +81,15 @@ async def test_running_requests_are_not_cut_off_for_new_connections(site: Site) 
     site.may_answer.set()
     assert {status for status, _ in await asyncio.gather(*asking)} == {200}
     assert (await site.ask())[0] == 200
+
+
+async def test_four_addresses_can_hold_all_their_connections(site: Site) -> None:
+    site.may_answer.clear()
+    addresses = [f"127.0.0.{number}" for number in (1, 2, 3, 4)] * MAX_CONNECTIONS_OF_ADDRESS
+    asking = [asyncio.create_task(site.ask(address)) for address in addresses]
+    await eventually(lambda: site.asked == len(addresses), "all are being answered")
+    site.may_answer.set()
+    assert {status for status, _ in await asyncio.gather(*asking)} == {200}
 
 
 @pytest.mark.parametrize(
