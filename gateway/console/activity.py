@@ -4,15 +4,25 @@ import calendar
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 
+from agent.model.caps import day_start
 from agent.tools.mcp.settings import ServerState
 from gateway import installed_version
 from gateway.access.pairing import approve_request, deny_request
 from gateway.console.registry import ConsoleContext, Page, field_of
 from gateway.models.pricing import cap_limits, unpriced_models
-from gateway.operator.spending import InsightsReport, UsageReport, insights_notes, load_insights, load_usage, money
+from gateway.operator.spending import (
+    CapUsage,
+    InsightsReport,
+    UsageReport,
+    insights_notes,
+    load_insights,
+    load_usage,
+    money,
+)
 from hermes_state.admin import console
 from hermes_state.admin.pairings import PairingState, UserRole, list_pairings
 from hermes_state.errors import CommandError
+from hermes_state.models import ledger
 from hermes_state.models.ledger import TotalUsage
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, dollars
@@ -37,21 +47,23 @@ STATES = {
 
 
 async def load_overview(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
-    now, caps = context.clock.now(), cap_limits(context.live.config)
+    now, limits = context.clock.now(), cap_limits(context.live.config)
 
     def read(db: Connection) -> Values:
         return {
             "turns": console.load_live_turns(db),
             "waiting": console.count_waiting(db),
             "failures": console.load_failures(db, Millis(now - DAY_MS)),
-            "usage": load_usage(db, caps, now, None),
+            "today": ledger.load_since(db, day_start(now, limits.zone)),
             "requests": [one for one in list_pairings(db, now) if one.state is PairingState.PENDING],
         }
 
     values = await context.store.read(read)
-    today = values["usage"].today
+    today, daily = values["today"], limits.daily
+    caps = [] if daily is None else [CapUsage(key="costs.daily_cap", spent=today.cost, limit=daily)]
     return {
         **values,
+        "caps": caps,
         "version": installed_version(),
         "model": context.live.config.model.label,
         "uptime": now - context.started_at,
@@ -59,11 +71,11 @@ async def load_overview(context: ConsoleContext, person: WebPerson, query: Mappi
         "states": STATES,
         "cost_today": money(today),
         "calls_today": counted(today.calls, "model call"),
-        "attention": list(_attention(context, values)),
+        "attention": list(_attention(context, values, caps)),
     }
 
 
-def _attention(context: ConsoleContext, values: Values) -> Iterator[str]:
+def _attention(context: ConsoleContext, values: Values, caps: Sequence[CapUsage]) -> Iterator[str]:
     """Yield sentences about what the owner should look at, the most urgent first."""
     if context.store.trouble is not None:
         yield f"The database cannot be written: {context.store.trouble}"
@@ -71,7 +83,7 @@ def _attention(context: ConsoleContext, values: Values) -> Iterator[str]:
         if not health.is_ready and health.state is not AdapterState.STARTING:
             yield f"{platform_name(name)}: {STATES[health.state].lower()}. {health.detail}".rstrip()
     yield from context.pauses()
-    reached = [cap.key for cap in values["usage"].caps if cap.is_reached]
+    reached = [cap.key for cap in caps if cap.is_reached]
     yield from (f"The spending cap {key} is reached, so the model is not called any more." for key in reached)
     if models := unpriced_models(context.live.config):
         yield f"No price is known for {', '.join(models)}, so the spending caps stop these models."

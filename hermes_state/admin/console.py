@@ -9,6 +9,11 @@ from hermes_state.values import ChatId, ChatKey, ChatKind, MicroUsd, Millis, Tur
 # Purpose: name a chat for people. Groups have a title; a direct chat has the name of the person who wrote last.
 _LABEL = f"coalesce(nullif({chat_label('a.lineage_id')}, ''), a.title, '')"
 _ACTIVE = "LEFT JOIN sessions a ON a.id = c.active_session_id"
+# Purpose: find open turns with the index of people's turns and the index of sub-agents.
+_OPEN_TURNS = " UNION ALL ".join(
+    f"SELECT id FROM turns WHERE parent_turn_id IS {whose} AND state IN ('running','waiting')"
+    for whose in ("NULL", "NOT NULL")
+)
 
 
 class LiveTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +42,7 @@ def load_live_turns(db: Connection) -> list[LiveTurn]:
       (SELECT count(*) FROM model_calls m WHERE m.turn_id = t.id) AS calls,
       (SELECT coalesce(sum(m.cost_microusd), 0) FROM model_calls m WHERE m.turn_id = t.id) AS cost
     FROM turns t JOIN chats c ON c.id = t.chat_id {_ACTIVE}
-    WHERE t.state IN ('running','waiting') ORDER BY t.started_at, t.id"""
+    WHERE t.id IN ({_OPEN_TURNS}) ORDER BY t.started_at, t.id"""
     return select(db, LiveTurn, query)
 
 
@@ -139,13 +144,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_failures(db: Connection, since: Millis) -> list[Failure]:
     """Load the reasons of turns that failed since a time, the most frequent first."""
+    # two look-ups, because one with OR would read all answers
     query = """SELECT coalesce(t.error, '') AS reason, count(DISTINCT t.id) AS count, max(o.created_at) AS last_at
-    FROM outbox o JOIN turns t ON t.id = o.turn_id WHERE o.kind = 'error' AND t.state = 'failed'
-      AND (o.settled_at >= ? OR o.state IN ('pending','sending','ambiguous'))
+    FROM outbox o JOIN turns t ON t.id = o.turn_id WHERE o.kind = 'error' AND t.state = 'failed' AND o.id IN (
+      SELECT id FROM outbox WHERE settled_at >= ?
+      UNION ALL SELECT id FROM outbox WHERE state IN ('pending','sending','ambiguous'))
     GROUP BY coalesce(t.error, '') ORDER BY count DESC, reason LIMIT 20"""
     return select(db, Failure, query, (since,))
 
 
 def count_waiting(db: Connection) -> int:
     """Count the messages of all chats that no turn has taken up."""
-    return scalar(db, int, "SELECT count(*) FROM inbox WHERE state = 'new' AND kind = 'message'")
+    # `IN` has the same states as the condition of the index
+    query = "SELECT count(*) FROM inbox WHERE state IN ('new','claimed') AND state = 'new' AND kind = 'message'"
+    return scalar(db, int, query)
