@@ -108,7 +108,8 @@ class Fts5Matches(MatchReader):
         is_one_word = len(terms) == 1 and len(terms[0].words) == 1
         ranked = COUNTED_HITS if is_one_word and asks_for_common and self._scopes else RANKED_HITS
         parameters = {"ranked": ranked, **self._parameters(expression, limit)}
-        if not asks_for_common and sum(map(self._rows_with, self._scopes)) <= COMMON_ROWS:
+        # SQLite's bm25 would also count the messages of each chat that is left out
+        if not (asks_for_common or self.none_of) and sum(map(self._rows_with, self._scopes)) <= COMMON_ROWS:
             return self.db.execute(_RANKED.format(self._index), parameters).fetchall()
         rows = self.db.execute(_COUNTED.format(self._index), parameters)
         return best_of(self._scored(rows, terms), limit)

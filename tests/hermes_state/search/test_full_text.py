@@ -67,6 +67,17 @@ async def test_a_search_can_be_narrowed(store: Store) -> None:
     assert texts(await store.read(search, "door", limit=1, order="newest")) == ["door three"]
 
 
+async def test_leaving_out_chats_finds_the_same_in_the_same_order_as_naming_the_others(store: Store) -> None:
+    chats = [await store.write(start, name) for name in "abcd"]
+    for number, session in enumerate(chats * 5):
+        await store.write(say, session, f"a door{' and a door' * (number % 7)} in house {number}", at=number)
+    mine, others = [one.chat_id for one in chats[:2]], [one.chat_id for one in chats[2:]]
+    for query in ("door", '"a door"', "door house", "house -door", "doo*"):
+        named = await store.read(search, query, chat_ids=mine)
+        assert texts(await store.read(search, query, other_than=others)) == texts(named), query
+    assert len(await store.read(search, "door", other_than=others)) == 10
+
+
 async def test_a_query_cannot_escape_the_given_chat(store: Store) -> None:
     first, second = await store.write(start, "a"), await store.write(start, "b")
     await store.write(say, first, "my secret plan")
