@@ -2,6 +2,7 @@
 
 from bench import (
     compression_bench,
+    console_bench,
     estimate_bench,
     gateway_bench,
     hostile_bench,
@@ -41,6 +42,7 @@ GROUPS: Groups = {
     "start": life_bench.start,
     "growth": life_bench.growth,
     "half-open": life_bench.half_open,
+    "console": console_bench.run,
 }
 
 

@@ -64,11 +64,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, round(len(values) * share))]
 
 
-def resident_mb(line: str = "VmRSS:", *, is_reset: bool = False) -> float:
-    """Return this process's resident memory: now (`VmRSS:`), or the maximum since the last reset (`VmHWM:`)."""
+def resident_mb(line: str = "VmRSS:", *, is_reset: bool = False, pid: int | str = "self") -> float:
+    """Return a process's resident memory: now (`VmRSS:`), or the maximum since the last reset (`VmHWM:`)."""
     if is_reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text().splitlines()
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(one.split()[1]) / 1024 for one in status if one.startswith(line))
 
 
