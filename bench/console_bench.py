@@ -169,7 +169,7 @@ async def _server_times(owner: Owner, size: Size) -> list[Measure]:
     overview = f"owner's overview, {size.messages:,} messages"
     return [
         await owner.server_time(f"{chats}, the newest", "/chats?shown=main", 150, "/chat/topic-"),
-        await owner.server_time(f"{chats}, all", f"/chats?shown=main&count={size.chats}", 150, "/chat/topic-0\""),
+        await owner.server_time(f"{chats}, all", f"/chats?shown=main&count={size.chats}", 150, '/chat/topic-0"'),
         *[
             await owner.server_time(f"{search}: {name}", f"/console/search/content?words={quote(words)}", 100, "?id=m")
             for name, words in SEARCHES.items()
