@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from agent.context.cuts import Cut, child_context, handoff_for, handoff_in, middle_of
+from agent.context.cuts import Cut, handoff_in, middle_of
 from agent.handoff import (
     END_MARKER,
     OLDER_PREFIXES,
@@ -17,7 +17,6 @@ from agent.handoff import (
     unframed,
 )
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
-from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin
 from tests.agent.conftest import Chat
 from tests.agent.context.rows import answer, human, row
@@ -109,29 +108,6 @@ def test_reading_and_defusing_take_linear_time(text: str) -> None:
     parse_handoff(text)
     unframed(f"{SUMMARY_PREFIX}{text}")
     assert time.process_time() - before < 1.0
-
-
-def test_a_child_has_head_handoff_kept_rows_and_tail_in_that_order() -> None:
-    rows = (human("a"), answer("b"), human("c"), answer("d"), human("e"), answer("f"))
-    cut = Cut(head_end=2, tail_start=5, kept=(4,))
-    context = child_context(rows, cut, handoff_for(*middle_of(rows, cut), "text"))
-    made = context[2]
-    assert (made.role, made.origin) == (MessageRole.USER, Origin.SUMMARY)
-    assert [item for item in context if item is not made] == [rows[0].id, rows[1].id, rows[4].id, rows[5].id]
-    assert parse_handoff(made.text or "") == Handoff(text="text", messages=2, first_id=rows[2].id, last_id=rows[3].id)
-
-
-def test_a_handoff_includes_the_sources_of_the_earlier_handoff() -> None:
-    earlier = summary(Handoff(text="before", messages=40, first_id=2, last_id=60).stored())
-    rows = (human("a"), answer("b"), earlier, human("c"), answer("d"), human("e"))
-    cut = Cut(head_end=2, tail_start=5)
-    middle, previous = middle_of(rows, cut)
-    assert previous.text == "before"
-    made = handoff_for(middle, previous, "after")
-    assert (made.messages, made.first_id, made.last_id) == (42, 2, max(60, rows[4].id))
-    context = child_context(rows, cut, made)
-    assert sum(isinstance(item, NewMessage) for item in context) == 1
-    assert earlier.id not in context
 
 
 def test_several_imported_handoffs_become_one() -> None:

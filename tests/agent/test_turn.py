@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agent.context.limits import ContextSettings
 from agent.context.pending import CompressionRegistry
 from agent.memory.sections import SectionReader
 from agent.memory.skills import SkillCatalog
@@ -262,42 +261,6 @@ async def test_a_prompt_that_does_not_fit_is_never_sent(chat: Chat, shop: Worksh
     assert (raised.value.prompt_tokens or 0) > 4_096
     assert llm.requests.rows == []
     assert len(await chat.said(turn)) == 1
-
-
-async def test_room_depends_on_the_reported_size_and_the_rows_since(chat: Chat, shop: Workshop, llm: LLM) -> None:
-    llm.scripts.append({"times": 1, "reply": {"text": "ok", "usage": {"prompt_tokens": 7_000}}})
-    whole = ContextSettings(enabled=False)
-    window = {"context_length": Tokens(10_200), "max_output_tokens": Tokens(1_000)}
-    agent = shop.agent(options=settings(**window, context=whole))
-    first = await chat.start("word " * 6_000)
-    await chat.finish(first, await agent.run(first, Sink()))
-    second = await chat.start("word " * 3_000)
-    with pytest.raises(ContextOverflow) as raised:
-        await agent.run(second, Sink())
-    assert 9_700 < (raised.value.prompt_tokens or 0) < 10_700
-
-
-async def test_a_few_huge_messages_are_compressed(chat: Chat, shop: Workshop, llm: LLM) -> None:
-    agent = shop.agent(options=settings(context_length=Tokens(10_200), max_output_tokens=Tokens(1_000)))
-    first = await chat.start("word " * 6_000)
-    await chat.finish(first, await agent.run(first, Sink()))
-    second = await chat.start("word " * 3_000)
-    await agent.run(second, Sink())
-    roles = [message["role"] for message in llm.requests.rows[-1]["body"]["messages"]]
-    assert roles == ["system", "user", "assistant", "user"]
-
-
-async def test_a_long_result_is_stored_whole_and_shown_in_part(chat: Chat, shop: Workshop, llm: LLM) -> None:
-    async def much(arguments: dict[str, Any], context: ToolContext) -> str:
-        return "x" * 200_000
-
-    tool = Tool(name="much", description="", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, run=much)
-    turn = await chat.start("[[tool:much]]")
-    await shop.agent(tool).run(turn, Sink())
-    assert tool_texts(await chat.said(turn)) == ["x" * 200_000]
-    shown = llm.requests.rows[1]["body"]["messages"][-1]["content"]
-    assert len(shown) < 101_000
-    assert "history_open" in shown
 
 
 # ---- resuming after a crash

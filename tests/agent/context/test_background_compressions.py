@@ -64,18 +64,6 @@ async def begun(chat: Chat, agent: SingleModelAgent, llm: LLM) -> RunningTurn:
     return turn
 
 
-async def test_a_turn_continues_and_the_next_commits_its_summary(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
-    turn = await begun(chat, agent, llm)
-    assert (await look(chat, turn.lineage_id)).depth == 0
-    behind = (await chat.view(turn))[-1]
-    await prepared(llm, agent, turn.lineage_id)
-    await answer(chat, agent, await chat.start("and then?"))
-    found = await look(chat, turn.lineage_id)
-    assert found.compressions == [("preflight", "compressed", "model")]
-    assert behind.id in [row.id for row in found.view], "messages from the meantime stay"
-    assert (asked_for_summaries(llm), found.summary_calls) == (1, ["ok"])
-
-
 async def test_the_next_step_of_the_turn_commits_a_summary(chat: Chat, medium: ChatModel, llm: LLM) -> None:
     async def wait(arguments: dict[str, object], context: ToolContext) -> str:
         await prepared(llm, agent, context.lineage_id)

@@ -34,7 +34,7 @@ from tests.agents import SingleModelAgent
 from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
 from tests.fakes.labkit import Server
-from tests.sampling import crossed
+from tests.sampling import crossed, every
 
 CROWDED = ContextSettings(hard_message_limit=8)
 """Settings with which hygiene acts although there is room."""
@@ -238,7 +238,8 @@ async def next_turn(chat: Chat, agent: SingleModelAgent) -> RunningTurn:
     return turn
 
 
-@pytest.mark.parametrize("fault_name", FAULTS)
+@pytest.mark.fuzz
+@pytest.mark.parametrize("fault_name", every(3, list(FAULTS)))
 async def test_a_summary_replaces_a_rules_record_later(fault_name: str, chat: Chat, server: Server, llm: LLM) -> None:
     fault, own = FAULTS[fault_name], chat_at(chat, 1)
     async with dialled(server, "lab-8k", read_seconds=fault.read_seconds) as model:
@@ -258,35 +259,6 @@ async def test_a_summary_replaces_a_rules_record_later(fault_name: str, chat: Ch
         [handoff] = [row.text or "" for row in found.view if row.origin is Origin.SUMMARY]
         assert "SUMMARY-BY-mended" in handoff
         await agent.close()
-
-
-@pytest.mark.parametrize(("kind", "seconds"), [("401", (600, 600, 600)), ("500", (60, 300, 900, 900))])
-async def test_a_failing_route_cools_down_longer_each_time(
-    kind: str, seconds: tuple[int, ...], chat: Chat, small: ChatModel, llm: LLM
-) -> None:
-    own = chat_at(chat, 1)
-    agent = agent_of(own, small)
-    fail_summaries(llm, error={"kind": kind})
-    turn = await fill_and_ask(own, agent, 5_000)
-    await converse(own, agent, turn)
-    asked = asked_for_summaries(llm)
-    assert asked
-    for pause in seconds:
-        clock_of(own).pass_seconds(pause - 1)
-        await next_turn(own, agent)
-        assert asked_for_summaries(llm) == asked, f"not before {pause} s"
-        clock_of(own).pass_seconds(1)
-        agent = agent_of(own, small)  # a restart keeps all of it
-        await next_turn(own, agent)
-        assert asked_for_summaries(llm) > asked, f"after {pause} s"
-        asked = asked_for_summaries(llm)
-    assert (await look(own, turn.lineage_id)).depth == 0
-    mend_summaries(llm)
-    clock_of(own).pass_seconds(seconds[-1])
-    await next_turn(own, agent)
-    found = await look(own, turn.lineage_id)
-    assert found.kinds == ["model"]
-    assert found.state.cooldowns == {}, "a success is a new beginning"
 
 
 async def test_the_command_ignores_cooldowns_and_counts_for_all_layers(chat: Chat, small: ChatModel, llm: LLM) -> None:
@@ -332,7 +304,8 @@ async def test_without_room_a_cooling_route_is_not_asked(chat: Chat, small: Chat
 # ---- a separate route for summaries
 
 
-@pytest.mark.parametrize("fault_name", FAULTS)
+@pytest.mark.fuzz
+@pytest.mark.parametrize("fault_name", every(3, list(FAULTS)))
 async def test_if_a_summary_model_fails_the_conversations_model_is_asked_once(
     fault_name: str, chat: Chat, server: Server, small: ChatModel, llm: LLM
 ) -> None:

@@ -32,8 +32,7 @@ from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin, Transcript
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import row
-from tests.agent.context.validators import violations
-from tests.fakes.llm_legality import text_of
+from tests.fakes.llm_legality import check_openai, text_of, untidy
 from tests.sampling import examples
 
 STYLE = WireStyle(is_shared=True, image_urls={1: "data:image/png;base64,AA=="})
@@ -97,7 +96,8 @@ def compress(
 def check_legal(system: str, rows: Transcript) -> None:
     """Rows that are never shown (results without calls) give an empty list, which is never sent."""
     if any(map(is_shown, rows)):
-        assert violations(chat_messages(system, rows, STYLE)) == []
+        found = untidy(check_openai(chat_messages(system, rows, STYLE)))
+        assert [one for one in found if one["rule"] != "ends_with_assistant"] == [], "a list may end anywhere"
 
 
 def check_verbatim(done: Pass, limits: Limits) -> None:

@@ -1,7 +1,6 @@
 """Automatic compression: when it starts, what holds it back, and what survives restarts."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +22,9 @@ from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
 from hermes_state.models.profiles import save_calibration
 from hermes_state.turns import RunningTurn
 from hermes_state.values import (
-    ConversationRef,
     EstimatedTokens,
     Image,
     LineageId,
-    MessageRole,
     Millis,
     Origin,
     ReportedTokens,
@@ -145,46 +142,6 @@ async def test_on_a_small_window_the_head_stays_for_one_compression(chat: Chat, 
 # ---- compressions that do not help
 
 
-async def test_two_useless_compressions_block_until_there_is_growth(chat: Chat, medium: ChatModel, llm: LLM) -> None:
-    """A system prompt of thirteen thousand tokens, with which every prompt stays above the threshold."""
-    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
-
-    def start() -> SingleModelAgent:
-        return agent_of(chat, medium, context_length=32_768, persona=MUCH * 22)
-
-    agent = start()
-    conversation = await fill(chat, agent, 18_500, words=MUCH)
-    found = await look(chat, conversation.lineage_id)
-    while not found.state.is_blocked:
-        await say(chat, agent, f"and this? {MUCH}")
-        found = await look(chat, conversation.lineage_id)
-        assert found.said < 80, "compression is blocked at some point"
-        agent = start()  # strikes outlive the process
-    assert [one for one in await chat.store.read(verdicts) if one] == ["ineffective", "ineffective"]
-    depth, blocked_at, asked = found.depth, found.state.blocked_at, asked_for_summaries(llm)
-    [notice] = [text for text in found.told if "hardly shortens" in text]
-    assert "/new" in notice
-    assert "/compress <topic>" in notice
-    while True:
-        agent = start()
-        await say(chat, agent, f"and that? {MUCH}")
-        if asked_for_summaries(llm) > asked:
-            break
-        assert asked_for_turns(llm)[-1]["prompt_tokens"] < blocked_at * 1.15, "growth lifts the block"
-    assert (await look(chat, conversation.lineage_id)).depth > depth
-    assert asked_for_turns(llm)[-2]["prompt_tokens"] > blocked_at * 1.03
-
-
-async def test_the_next_reported_prompt_judges_a_compression(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
-    agent = agent_of(chat, small)
-    turn = await fill_and_ask(chat, agent, 4_200)
-    assert (await look(chat, turn.lineage_id)).state.awaited is None
-    await answer(chat, agent, turn)
-    assert await chat.store.read(verdicts) == ["effective"]
-    assert (await look(chat, turn.lineage_id)).state.awaited is None
-
-
 def test_compressions_without_a_report_are_judged_as_one_and_growth_does_not_count() -> None:
     judged = ContextState().compressed(20_000).compressed(15_000).judged(14_400, 16_000)
     assert (judged.strikes, judged.awaited) == (0, None)
@@ -236,20 +193,6 @@ async def test_an_answer_is_not_lost_if_the_verdict_cannot_be_stored(
 # ---- learned windows
 
 
-async def test_a_stated_window_is_known_after_a_restart(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    """A model with 8,000 tokens, configured with 32,000."""
-    agent = agent_of(chat, small, context_length=32_768)
-    turn = await fill_and_ask(chat, agent, 9_000)
-    await answer(chat, agent, turn)
-    assert agent.context.limits.context_length == 8_192
-    assert (await look(chat, turn.lineage_id)).compressions[0][0] == "overflow"
-    refused = [row for row in llm.requests.rows if row["outcome"] == "context_overflow"]
-    again = agent_of(chat, small, context_length=32_768)
-    await say(chat, again, "and now?")
-    assert again.context.limits.context_length == 8_192
-    assert [row for row in llm.requests.rows if row["outcome"] == "context_overflow"] == refused
-
-
 async def test_in_a_learned_window_the_output_limit_fits(chat: Chat, server: Server, llm: LLM) -> None:
     async with dialled(server, "lab-8k@openrouter") as model:
         agent = agent_of(chat, model, context_length=32_768)
@@ -270,19 +213,6 @@ async def test_in_a_learned_window_summary_requests_fit(chat: Chat, small: ChatM
     assert (await look(chat, turn.lineage_id)).compressions == [("overflow", "compressed", "model")]
 
 
-async def test_a_changed_context_length_discards_learned_windows(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    """The server now has a larger window, and the operator has configured that."""
-    agent = agent_of(chat, small, context_length=32_768)
-    await answer(chat, agent, await fill_and_ask(chat, agent, 9_000))
-    assert agent.context.limits.context_length == 8_192
-    llm.models["lab-8k"] = {"context": 65_536, "max_output": 16_384}
-    again = agent_of(chat, small, context_length=65_536)
-    refused = sum(row["outcome"] == "context_overflow" for row in llm.requests.rows)
-    await answer(chat, again, await fill_and_ask(chat, again, 12_000))
-    assert again.context.limits.context_length == 65_536
-    assert sum(row["outcome"] == "context_overflow" for row in llm.requests.rows) == refused
-
-
 async def test_a_guessed_window_is_for_one_conversation_until_restart(chat: Chat, medium: ChatModel, llm: LLM) -> None:
     """A single prompt was too large, which is no reason to shorten all conversations."""
     agent, other = agent_of(chat, medium, context_length=32_768), chat_at(chat, "other")
@@ -295,20 +225,6 @@ async def test_a_guessed_window_is_for_one_conversation_until_restart(chat: Chat
     assert (await agent.context.status(elsewhere)).limits.context_length == 32_768
     again = agent_of(chat, medium, context_length=32_768)
     assert (await again.context.status(here)).limits.context_length == 32_768
-
-
-async def test_a_far_smaller_unstated_window_is_found_in_one_turn(chat: Chat, server: Server, llm: LLM) -> None:
-    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
-    async with dialled(server, "lab-8k@413") as model:
-        agent = agent_of(chat, model, context_length=65_536)
-        turn = await fill_and_ask(chat, agent, 9_000)
-        await answer(chat, agent, turn)
-        assert (await look(chat, turn.lineage_id)).compressions == [("overflow", "compressed", "model")]
-        for number in range(12):
-            await say(chat, agent, f"and {number}? {MUCH}")
-    assert sum(row["outcome"] == "context_overflow" for row in llm.requests.rows) == 1, (
-        "later turns are compressed in time"
-    )
 
 
 @pytest.mark.parametrize(
@@ -359,21 +275,6 @@ async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
     assert (await agent.context.status(turn.conversation)).limits.context_length == 32_768
 
 
-async def test_the_token_scale_of_a_model_survives_a_restart(chat: Chat, medium: ChatModel, llm: LLM) -> None:
-    llm.config["bytes_per_token"] = 2.8
-    agent = agent_of(chat, medium, context_length=32_768)
-    cold = (await agent.context.status(await fill(chat, agent, 3_000))).fixed
-    for _ in range(4):
-        await say(chat, agent, WORDS)
-    restarted, other = agent_of(chat, medium, context_length=32_768), chat_at(chat, "other")
-    conversation = await fill(other, restarted, 4_000)
-    expected = (await restarted.context.status(conversation)).prompt
-    await say(other, restarted, "?")
-    reported = asked_for_turns(llm)[-1]["prompt_tokens"]
-    assert abs(expected - reported) < 0.06 * reported
-    assert (await restarted.context.status(conversation)).fixed > cold * 1.2, "there was something to learn"
-
-
 # ---- refusals
 
 
@@ -402,17 +303,6 @@ async def hold_back(chat: Chat, lineage_id: LineageId) -> None:
     session = await chat.store.read(sessions.load_tip, lineage_id)
     blocked = stored_form(ContextState(strikes=2, blocked_at=20_000))
     await chat.store.write(sessions.set_context_state, session.id, blocked)
-
-
-async def test_a_provider_that_refuses_everything_is_asked_a_few_times(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    llm.add_scripts([{"has_tools": True, "times": -1, "error": {"kind": "413"}}])
-    agent = agent_of(chat, small)
-    turn = await fill_and_ask(chat, agent, 4_000)
-    with pytest.raises(ContextOverflow):
-        await agent.run(turn, Sink())
-    assert 1 < len(asked_for_turns(llm)) <= MAX_OVERFLOWS + 1
-    found = await look(chat, turn.lineage_id)
-    assert found.depth == len([one for one in found.compressions if one[1] == "compressed"]) <= MAX_OVERFLOWS
 
 
 async def test_refusals_are_counted_per_turn_across_tool_calls(chat: Chat, small: ChatModel, llm: LLM) -> None:
@@ -446,28 +336,6 @@ def slow_tool(llm: LLM) -> Tool:
         return "waited"
 
     return Tool(name="wait", description="Waits.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, run=wait)
-
-
-async def test_hygiene_lets_a_turn_with_room_continue_and_the_next_step_commits_its_summary(
-    chat: Chat, small: ChatModel, llm: LLM
-) -> None:
-    tool = slow_tool(llm)
-    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
-    context = ContextSettings(hard_message_limit=8, hold_seconds=0.05)
-    agent = agent_of(chat, small, context=context, tools=[tool])
-    turn = await fill_and_ask(chat, agent, 4_300, "[[tool:wait]]")
-    await agent.check(turn)
-    assert (await look(chat, turn.lineage_id)).compressions == []
-    result = await agent.run(turn, Sink())
-    assert "waited" in result.text
-    found = await look(chat, turn.lineage_id)
-    assert found.compressions == [("hygiene", "compressed", "model")]
-    assert asked_for_summaries(llm) == 1, "preflight used the pending compression"
-    assert [row.role for row in found.view[-3:]] == [MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL]
-    assert found.view[-3].text == "[[tool:wait]]"
-    first, second = asked_for_turns(llm)
-    assert len(second["body"]["messages"]) < len(first["body"]["messages"])
-    await agent.close()
 
 
 async def test_a_turn_uses_the_prompt_that_hygiene_measured_unless_it_compressed(
@@ -508,81 +376,6 @@ async def test_a_strike_during_a_slow_summary_is_kept(chat: Chat, small: ChatMod
     assert found.state.cooldowns
     assert len([text for text in found.told if "hardly shortens" in text]) == 1
     await agent.close()
-
-
-async def test_hygiene_without_room_waits_longer_and_tells_people(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "delay": 0.6}])
-    waits: list[LineageId] = []
-    told = asyncio.Event()
-
-    async def tell(conversation: ConversationRef, view: object) -> None:
-        waits.append(conversation.lineage_id)
-        told.set()
-
-    agent = agent_of(chat, small, context=ContextSettings(hold_seconds=0.05, quiet_seconds=0.1), on_wait=tell)
-    turn = await fill_and_ask(chat, agent, 5_700)
-    await agent.check(turn)
-    assert told.is_set()
-    assert waits == [turn.lineage_id]
-    assert (await look(chat, turn.lineage_id)).compressions == [("hygiene", "compressed", "model")]
-    assert asked_for_summaries(llm) == 1
-    await answer(chat, agent, turn)
-    await agent.close()
-
-
-async def test_hygiene_without_room_compresses_by_rule_after_a_timeout(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    llm.add_scripts([{"summary": True, "times": -1, "hang": 30}])
-    own = chat_at(chat, 1)
-    context = ContextSettings(hold_seconds=0, summary_seconds=0.3)
-    agent = agent_of(own, small, context=context)
-    turn = await fill_and_ask(own, agent, 5_700)
-    began = time.monotonic()
-    await agent.check(turn)
-    assert 0.29 <= time.monotonic() - began < 20
-    found = await look(own, turn.lineage_id)
-    assert found.compressions == [("hygiene", "compressed", "deterministic")]
-    assert "took too long to answer" in found.told[0]
-    await answer(own, agent, turn)
-    asked = asked_for_summaries(llm)
-    turn = await fill_and_ask(own, agent, 5_700)
-    await agent.check(turn)
-    assert asked_for_summaries(llm) == asked, "a route that timed out is not asked again soon"
-    assert (await look(own, turn.lineage_id)).kinds == ["deterministic", "deterministic"]
-    await agent.close()
-
-
-async def test_a_turn_without_room_waits_for_a_pending_summary(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    """The summary was started with room, which a tool result then filled. Nothing is requested twice."""
-    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
-
-    async def dump_much(arguments: dict[str, Any], context: ToolContext) -> str:
-        asyncio.get_running_loop().call_later(0.3, llm.resumed.set)
-        return MUCH * 2
-
-    much = Tool(
-        name="much", description="Much.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, run=dump_much
-    )
-    context = ContextSettings(hard_message_limit=8, hold_seconds=0.05)
-    agent = agent_of(chat, small, context=context, tools=[much])
-    llm.add_scripts([{"has_tools": True, "tool_calls": [{"name": "much", "arguments": {}}] * 2}])
-    turn = await fill_and_ask(chat, agent, 4_300)
-    await agent.check(turn)
-    assert agent.agent.context.pending.is_pending(turn.lineage_id)
-    await answer(chat, agent, turn)
-    assert ("hygiene", "compressed", "model") in (await look(chat, turn.lineage_id)).compressions
-    assert asked_for_summaries(llm) == 1
-    await agent.close()
-
-
-async def test_an_unneeded_summary_of_hygiene_is_in_the_ledger(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "delay": 0.2}])
-    agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8, hold_seconds=0.01))
-    turn = await fill_and_ask(chat, agent, 4_300)
-    await agent.check(turn)
-    await agent.agent.context.pending.wait(turn.lineage_id)  # the summary is ready now, but no step has committed it
-    assert isinstance(await compress(chat, agent, turn), Compressed)
-    found = await look(chat, turn.lineage_id)
-    assert (found.summary_calls, found.compressions) == (["ok", "ok"], [("manual", "compressed", "model")])
 
 
 # ---- switched off

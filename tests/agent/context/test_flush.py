@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from agent.context.job import Aborted, CompressionJob
+from agent.context.job import CompressionJob
 from agent.context.limits import ContextSettings
 from agent.context.model_handle import SummaryRoute
 from agent.memory.notes import MemoryDirectory, added
 from agent.memory_flush import ASKS, MemoryWriter, words_of_people
 from agent.model.base import ChatModel
-from hermes_state import sessions
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import EMPTY_BODY, FORWARDED_NOTE
 from hermes_state.turns import RunningTurn
@@ -63,52 +62,6 @@ async def test_notes_are_taken_for_every_compression(chat: Chat, small: ChatMode
     assert recorder.layers == ["preflight"]
 
 
-async def test_no_commit_waits_for_notes_and_owed_notes_are_taken_once(chat: Chat, small: ChatModel) -> None:
-    go_on, looks = asyncio.Event(), 0
-
-    async def wait(job: CompressionJob) -> None:
-        nonlocal looks
-        looks += 1
-        await go_on.wait()
-
-    agent = agent_of(chat, small, before_split=[wait])
-    turn = await fill_and_ask(chat, agent, 5_700)
-    await chat.finish(turn, await asyncio.wait_for(agent.run(turn, Sink()), 10))
-    indebted = await chat.store.read(sessions.load_indebted, turn.chat_id)
-    assert len(indebted) == (await look(chat, turn.lineage_id)).depth == 1
-    following = await chat.start("and then?")
-    await chat.finish(following, await agent.run(following, Sink(), await agent.check(following)))
-    go_on.set()
-    await settled(agent)
-    await chat.store.write(lambda db: None)
-    assert await chat.store.read(sessions.load_indebted, turn.chat_id) == []
-    assert looks == 1
-
-
-async def test_notes_owed_by_an_earlier_process_are_taken_in_the_next_turn(chat: Chat, small: ChatModel) -> None:
-    seen = list[tuple[str, ...]]()
-
-    async def hang(job: CompressionJob) -> None:
-        await asyncio.Event().wait()
-
-    async def see(job: CompressionJob) -> None:
-        seen.append(tuple(row.text or "" for row in job.view.transcript))
-
-    first = agent_of(chat, small, before_split=[hang])
-    turn = await fill_and_ask(chat, first, 4_200)
-    whole = tuple(row.text or "" for row in await chat.view(turn))
-    await chat.finish(turn, await first.run(turn, Sink()))
-    await first.close()
-    second = agent_of(chat, small, before_split=[see])
-    for text in ("and then?", "and now?"):
-        following = await chat.start(text)
-        await chat.finish(following, await second.run(following, Sink(), await second.check(following)))
-        await settled(second)
-        await chat.store.write(lambda db: None)
-    assert seen == [whole]
-    await second.close()
-
-
 async def test_a_crash_while_taking_notes_is_logged_and_the_compression_is_committed(
     chat: Chat, small: ChatModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,33 +74,6 @@ async def test_a_crash_while_taking_notes_is_logged_and_the_compression_is_commi
     await settled(agent)
     assert (await look(chat, turn.lineage_id)).depth == 1
     assert "compression.notes_failed" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "skipped"])
-async def test_an_unfinished_compression_does_not_wait_for_notes(
-    chat: Chat, small: ChatModel, llm: LLM, is_cancelled: bool
-) -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
-
-    async def wait(job: CompressionJob) -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    agent = agent_of(chat, small, before_split=[wait])
-    conversation = await fill(chat, agent, 4_200)
-    if not is_cancelled:
-        llm.add_scripts([{"summary": True, "times": -1, "error": {"kind": "401"}}])
-    work = asyncio.create_task(agent.context.prepare_by_hand(conversation))
-    await begun.wait()
-    if is_cancelled:
-        work.cancel()
-    await asyncio.wait({work})
-    assert is_cancelled or isinstance(work.result().result, Aborted)
-    assert ended.is_set()
-    assert (await look(chat, conversation.lineage_id)).depth == 0
 
 
 async def test_a_flush_shows_no_tool_results(chat: Chat, small: ChatModel, llm: LLM, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agent.handoff import framed
-from hermes_state.errors import ModelUnavailable
 from tests.fakes.llm_legality import check_openai
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "lossless_engine"
@@ -86,19 +85,6 @@ def test_a_long_conversation_stays_bounded_and_every_message_is_in_the_tree(engi
     assert max(node.level for node in nodes) >= 2
     assert "word1 " in talk.call("lcm_expand", node="m1")["lines"][0]
     assert talk.call("lcm_grep", pattern="WORD1 boats")["lines"][1].startswith("m1 user in n")
-
-
-def test_without_a_model_nodes_quote_the_beginning_of_each_message(engine: Any) -> None:
-    def refuse(prompt: str) -> str:
-        raise ModelUnavailable("the provider is down")
-
-    talk = Talk(engine, refuse)
-    talk.say(12)
-    talk.compress()
-    assert talk.asked > 0
-    nodes = engine.tree.below(engine._view(talk.shown, talk.ids).tops)
-    [leaf] = [node for node in nodes if node.level == 0 and "m1" in node.covers]
-    assert leaf.summary.startswith("- m1 user: word1 question")
 
 
 def test_the_same_messages_are_not_summarised_twice(engine: Any) -> None:

@@ -15,7 +15,7 @@ from hermes_state.models.ledger import call_outcomes
 from hermes_state.transcripts import load_message
 from hermes_state.values import Origin, parse_recall_id
 from tests.agent.conftest import Chat
-from tests.agent.context.test_context import Listening
+from tests.agent.context.contexts import Listening
 from tests.agent.engines.examples import KeepNewest
 from tests.agent.engines.test_plugin_engine import ROWS, job, plugin, prepared
 from tests.agent.engines.test_plugin_engine_turns import agent_with, converse, texts

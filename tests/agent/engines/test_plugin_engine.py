@@ -630,25 +630,6 @@ async def test_a_plugin_learns_of_compressions_by_the_built_in_engine() -> None:
     assert ("start", "s2", "compression", "s1") in recorder.calls
 
 
-async def test_events_during_a_call_are_delivered_after_it() -> None:
-    entered, leave = threading.Event(), threading.Event()
-    recorder = KeepNewest()
-
-    def slowly(prompt_tokens: int | None = None) -> bool:
-        entered.set()
-        assert leave.wait(10)
-        return False
-
-    recorder.should_compress = slowly  # type: ignore[method-assign]
-    engine = plugin(made_once(recorder))
-    task = asyncio.create_task(engine.request(job(tokens=10)))
-    assert await asyncio.to_thread(entered.wait, 10)
-    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=11)))
-    leave.set()
-    await task
-    assert recorder.last_prompt_tokens == 11
-
-
 async def test_events_left_by_a_cancellation_are_delivered_later() -> None:
     asked, answer_now, told, go_on, all_told = (threading.Event() for _ in range(5))
     usages = list[int]()

@@ -100,20 +100,3 @@ async def test_the_system_resolver_is_used(way: Way, monkeypatch: pytest.MonkeyP
     async with listening(way) as peer, way.dialled(f"http://server.local:{peer.port}") as model:
         assert await _said(model) == "ok"
     assert asked == ["server.local"]
-
-
-async def test_parallel_calls_exceed_the_http_librarys_default_limit() -> None:
-    [way] = [one for one in WAYS if str(one) == "responses whole"]
-    everybody = asyncio.Barrier(130)
-
-    class Slow(Peer):
-        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await everybody.wait()
-            await super().serve(reader, writer)
-
-    peer = Slow(way.protocol)
-    server = await asyncio.start_server(peer.serve, "127.0.0.1", 0, backlog=200)
-    port = server.sockets[0].getsockname()[1]
-    async with server, way.dialled(f"http://127.0.0.1:{port}") as model:
-        said = await asyncio.gather(*(_said(model) for _ in range(130)))
-    assert said == ["ok"] * 130

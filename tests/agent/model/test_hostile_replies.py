@@ -24,7 +24,7 @@ MAX_MEGABYTES = 32.0
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize(
-    ("protocol", "step"), [("chat_completions", 1), ("transcription", 2), ("responses", 5), ("anthropic", 5)]
+    ("protocol", "step"), [("chat_completions", 2), ("transcription", 4), ("responses", 6), ("anthropic", 6)]
 )
 async def test_no_reply_exceeds_the_memory_limit(protocol: str, step: int, tmp_path: Path) -> None:
     """All protocols share the code that reads bodies, but each has its own for the events of a stream."""

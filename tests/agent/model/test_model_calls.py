@@ -12,9 +12,8 @@ import pytest
 from agent.model.client import MAX_FAILURES
 from hermes_state import journal
 from tests.agent.conftest import Chat, Sink
-from tests.agent.context.contexts import chat_at, clock_of, fill_and_ask, look, summary_of
+from tests.agent.context.contexts import chat_at
 from tests.agent.model.ways import ASKED, WAYS, Talk, Way
-from tests.fakes import fake_llm
 from tests.fakes.fake_llm import LLM
 from tests.fakes.labkit import Server
 
@@ -34,36 +33,12 @@ def answers(llm: LLM) -> list[str]:
 
 
 @every_way
-async def test_an_unreachable_provider_is_retried_until_it_returns(way: Way, chat: Chat) -> None:
-    gone = await Server(fake_llm.make_app()).start()
-    await gone.stop()
-    async with way.dialled(gone.url) as model:
-        talk = Talk(chat, model)
-        left = await talk.say("go")
-        assert (left.calls, left.rows) == ([("unavailable", "unknown")] * 4, [ASKED])
-        assert left.told[0][1].endswith("Please send /retry in a minute.")
-        async with Server(fake_llm.make_app(), port=gone.port):
-            assert (await talk.say("and now?")).outcomes == ["ok"]
-
-
-@every_way
 async def test_a_requested_pause_is_respected(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
     llm.scripts.append({"times": 1, "reply": {"error": {"kind": "429", "retry_after": 0.3}}})
     async with way.dialled(server.url) as model:
         assert (await Talk(chat, model).say("go")).outcomes == ["rate_limited", "ok"]
     first, second = (row["t"] for row in llm.requests.rows)
     assert second - first >= 0.3
-
-
-@every_way
-async def test_a_fault_after_a_tool_result_repeats_no_step(way: Way, chat: Chat, server: Server, llm: LLM) -> None:
-    llm.add_scripts([{"last_role": "user", "tool_calls": [NOTED]}, {"last_role": "tool", "reset": True}])
-    async with way.dialled(server.url) as model:
-        talk = Talk(chat, model)
-        left = await talk.say("go")
-    assert (left.outcomes, left.told) == (["ok", "unavailable", "ok"], [("final", "tool said: noted")])
-    assert [role for role, _ in left.rows] == ["user", "assistant", "tool", "assistant"]
-    assert talk.noted == ["done"]
 
 
 @every_way
@@ -150,37 +125,3 @@ async def test_an_open_circuit_limits_no_other_route(
         llm.scripts.clear()
         assert (await ill.say("and now?")).outcomes == ["ok"]
         assert ill.agent.client.breaker.open is None
-
-
-@every_pair
-async def test_requested_pauses_delay_no_chat(way: Way, other: Way, chat: Chat, server: Server, llm: LLM) -> None:
-    busy = {"model": "lab-200k", "times": -1, "reply": {"error": {"kind": "429", "retry_after": 20}}}
-    llm.scripts.append(busy)
-    async with way.dialled(server.url, "lab-200k") as bad, other.dialled(server.url, "lab-128k") as good:
-        waiting = asyncio.create_task(Talk(chat_at(chat, 1), bad).say("go"))
-        assert await llm.requests.query({"wait": 20}, lambda row: row["outcome"] == "scripted 429")
-        async with asyncio.timeout(10):
-            assert (await Talk(chat_at(chat, 2), good).say("go")).outcomes == ["ok"]
-        assert not waiting.done()
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-
-@every_pair
-async def test_failing_summaries_delay_no_chat(way: Way, other: Way, chat: Chat, server: Server, llm: LLM) -> None:
-    llm.add_scripts(
-        [
-            {"model": "lab-8k", "summary": True, "times": -1, "error": {"kind": "500"}},
-            {"model": "lab-16k", "summary": True, "times": -1, "text": summary_of("the scribe")},
-        ]
-    )
-    async with way.dialled(server.url, "lab-8k") as bad, other.dialled(server.url, "lab-16k") as good:
-        ill = Talk(chat_at(chat, 1), bad, context_length=8_192, max_output_tokens=2_048)
-        well = Talk(chat_at(chat, 2), good, context_length=8_192, max_output_tokens=2_048)
-        for talk in (ill, well):
-            turn = await fill_and_ask(talk.chat, talk.agent, 4_200)
-            assert (await talk.bring_to_an_end(turn)).outcomes == ["ok"]
-            clock_of(talk.chat).pass_seconds(1)
-            found = await look(talk.chat, turn.lineage_id)
-            assert (bool(found.state.cooldowns), found.kinds) == (talk is ill, [] if talk is ill else ["model"])

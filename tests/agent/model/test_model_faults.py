@@ -3,11 +3,11 @@
 For each fault, a table has the sentence in the chat, the number of requests and the outcomes in the ledger. The tests
 also check the stored rows, and that the chat continues afterwards.
 
-`make test` runs half of the table: each fault over every protocol, either streamed or whole. Faults with a long wait
-run over one way only, because `test_patience` waits on every way.
+`make test` runs half of the table: each fault over every protocol, either streamed or whole. Providers that fall silent
+are tested by `test_patience`.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +16,13 @@ import pytest
 
 from agent.model.errors import REMEDIES
 from tests.agent.conftest import Chat
-from tests.agent.context.contexts import chat_at
 from tests.agent.model.ways import ASKED, MIXED_WAYS, Talk, Way
 from tests.fakes import fake_llm
 from tests.fakes.labkit import Server
 from tests.sampling import crossed
-from tests.side_by_side import side_by_side
 
 Json = dict[str, Any]
 
-PATIENCE_SECONDS = 1.5
-"""Time limit for providers that are silent on purpose. Everything else arrives faster."""
-AT_ONCE = 9
-"""Number of silent providers to wait for in parallel."""
 STAMP = "[2026-01-01 00:00]"
 HALF = "half of an answer that never comes"
 CALL = {"name": "note", "arguments": {"text": "half of a call that never comes"}}
@@ -67,7 +61,6 @@ class Fault:
     """True if some text arrives, which has a cost."""
     reports: Callable[[Way], bool] = never
     """True for a way over which the failed reply reports its usage."""
-    falls_silent: bool = False
 
     def script(self, way: Way) -> Json:
         return self.does(way) if callable(self.does) else dict(self.does)
@@ -110,7 +103,6 @@ NO_KEY = "rejected the API key. The owner of this bot needs to check this model'
 NO_CREDIT = "is out of credit. The owner of this bot needs to top it up."
 NOT_NOW = "or cannot be reached. Please send /retry in a minute."
 BROKEN = "arrived broken or empty. Send /retry to try again."
-SILENT = "took too long to answer. Send /retry to try again."
 FILTERED = "content filter stopped this answer. Please word your request differently."
 UNREACHED = ("unavailable", NOT_NOW, 4)
 
@@ -121,10 +113,6 @@ def down(does: Json | Callable[[Way], Json], says: str = NOT_NOW, **more: Any) -
 
 def broken(does: Json | Callable[[Way], Json], times: int = 2, **more: Any) -> Fault:
     return Fault(does=does, says=BROKEN, calls=("malformed",) * times, **more)
-
-
-def silent(does: Json | Callable[[Way], Json], **more: Any) -> Fault:
-    return Fault(does=does, says=SILENT, falls_silent=True, **({"calls": ("timeout",) * 2} | more))
 
 
 def filtered(does: Json, **more: Any) -> Fault:
@@ -179,24 +167,10 @@ FAULTS: Mapping[str, Fault] = {
     "reset before anything": down({"reset": True}),
     "reset after text": down(in_text("truncate", truncate_how="reset"), **BEGUN),
     "reset in a call": down(in_call("truncate", truncate_how="reset"), begins=True),
-    "hangs before anything": silent({"hang": True}),
-    # no retry after text, because it would take just as long
-    "hangs after text": silent(in_text("hang_after"), calls=("timeout",), whole=("timeout", SILENT, 2), **BEGUN),
-    "hangs in a call": silent(in_call("hang_after"), begins=True),
-    "keeps the connection open before anything": silent({"text": HALF, "keep_open": 0}),
-    "keeps the connection open before text": silent(at_once("keep_open"), begins=True),
-    "keeps the connection open with events that say nothing": silent(
-        at_once("keep_open", keep_open_with="event"), begins=True
-    ),
-    "keeps the connection open after text": silent(in_text("keep_open", keep_open_with="event"), **BEGUN),
-    "keeps the connection open in a call": silent(in_call("keep_open"), begins=True),
 }
 
 Cell = tuple[Fault, Way]
-_SOUNDING = [item for item in FAULTS.items() if not item[1].falls_silent]
-_SILENT = [item for item in FAULTS.items() if item[1].falls_silent]
-CELLS = {f"{name}, {way}": (fault, way) for (name, fault), way in crossed(2, _SOUNDING, MIXED_WAYS)}
-SILENT_CELLS = {f"{name}, {way}": (fault, way) for (name, fault), way in crossed(6, _SILENT, MIXED_WAYS)}
+CELLS = {f"{name}, {way}": (fault, way) for (name, fault), way in crossed(2, FAULTS.items(), MIXED_WAYS)}
 
 
 def passing(cells: Mapping[str, Cell]) -> dict[str, Cell]:
@@ -208,42 +182,17 @@ def each(cells: Mapping[str, Cell]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("fault", "way"), cells.values(), ids=cells)
 
 
-async def waited_for(
-    cells: Mapping[str, Cell], chat: Chat, case: Callable[[Fault, Way, Chat, Server], Awaitable[None]]
-) -> None:
-    """Run a case in each cell, a few in parallel, each with its own chat and server."""
-
-    async def with_server(fault: Fault, way: Way, own: Chat) -> None:
-        async with Server(fake_llm.make_app()) as server:
-            await case(fault, way, own, server)
-
-    names = list(cells)
-    for start in range(0, len(names), AT_ONCE):
-        some = names[start : start + AT_ONCE]
-        await side_by_side({name: with_server(*cells[name], chat_at(chat, name)) for name in some})
-
-
 @asynccontextmanager
 async def faulty(fault: Fault, way: Way, chat: Chat, server: Server, times: int) -> AsyncIterator[Talk]:
     """Chat whose provider fails `times` times; -1: always."""
     server.app[fake_llm.LLM_KEY].scripts.append({"times": times, "reply": fault.script(way)})
-    patience = {"read_seconds": PATIENCE_SECONDS, "first_piece_seconds": PATIENCE_SECONDS} if fault.falls_silent else {}
-    async with way.dialled(server.url, **patience) as model:
+    async with way.dialled(server.url) as model:
         yield Talk(chat, model)
 
 
 @pytest.mark.fuzz
 @each(CELLS)
 async def test_a_lasting_fault_fails_the_turn_not_the_chat(fault: Fault, way: Way, chat: Chat, server: Server) -> None:
-    await _lasts(fault, way, chat, server)
-
-
-@pytest.mark.fuzz
-async def test_a_lasting_silence_fails_the_turn_but_not_the_chat(chat: Chat) -> None:
-    await waited_for(SILENT_CELLS, chat, _lasts)
-
-
-async def _lasts(fault: Fault, way: Way, chat: Chat, server: Server) -> None:
     calls, says = fault.expected(way)
     llm = server.app[fake_llm.LLM_KEY]
     async with faulty(fault, way, chat, server, times=-1) as talk:
@@ -268,15 +217,6 @@ async def _lasts(fault: Fault, way: Way, chat: Chat, server: Server) -> None:
 @pytest.mark.fuzz
 @each(passing(CELLS))
 async def test_a_temporary_fault_is_not_noticed(fault: Fault, way: Way, chat: Chat, server: Server) -> None:
-    await _passes(fault, way, chat, server)
-
-
-@pytest.mark.fuzz
-async def test_a_temporary_silence_is_not_noticed(chat: Chat) -> None:
-    await waited_for(passing(SILENT_CELLS), chat, _passes)
-
-
-async def _passes(fault: Fault, way: Way, chat: Chat, server: Server) -> None:
     (first, *_), _ = fault.expected(way)
     async with faulty(fault, way, chat, server, times=1) as talk:
         left = await talk.say("go")
@@ -287,5 +227,13 @@ async def _passes(fault: Fault, way: Way, chat: Chat, server: Server) -> None:
 
 def test_every_remedy_is_covered_by_a_test() -> None:
     shown = {outcome for fault in FAULTS.values() for outcome in fault.calls}
-    elsewhere = {"overflow", "output_cap", "image", "capped", "unpriced", "shape"}  # test_size_errors, test_caps
+    elsewhere = {
+        "overflow",
+        "output_cap",
+        "image",
+        "capped",
+        "unpriced",
+        "shape",
+        "timeout",
+    }
     assert {remedy.outcome for remedy in REMEDIES.values()} == shown | elsewhere

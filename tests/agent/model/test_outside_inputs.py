@@ -91,12 +91,6 @@ def test_collected_text_calls_are_recognised(one: Json) -> None:
         clear = doubt if doubt < end else max(0, end - 128)
 
 
-@pytest.mark.parametrize("text", [one["text"] for one in inputs("tool_calls") if one["read"] == "text"])
-def test_text_that_is_not_a_call_is_shown(text: str) -> None:
-    assert find_calls(text, SCHEMAS, lambda source: False) is None
-    assert find_calls(text, {}, lambda source: False) is None
-
-
 CALL_TEXT = '<tool_call>{"name": "exec", "arguments": {"command": "ls"}}</tool_call>'
 
 

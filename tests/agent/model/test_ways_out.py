@@ -10,7 +10,7 @@ from agent.context.state import ContextState, stored_form
 from agent.model.base import ChatModel, ModelReply, ModelRequest
 from agent.tools.recall import recall_tools
 from hermes_state import sessions
-from hermes_state.errors import ContextOverflow, ModelNotFound, ModelTimeout
+from hermes_state.errors import ModelNotFound, ModelTimeout
 from hermes_state.values import ChatKind, LineageId, Tokens
 from tests.agent.conftest import Chat, Sink, dialled
 from tests.agent.context.contexts import (
@@ -52,33 +52,6 @@ async def test_beyond_a_window_chats_are_compressed(held: ContextState, chat: Ch
     found = await look(chat, turn.lineage_id)
     assert {kind for _, _, kind in found.compressions} == {"model"}
     assert all(row["outcome"] == "ok" for row in asked_for_turns(llm)), "no prompt that cannot fit was sent"
-
-
-async def test_with_compression_off_people_are_told_that_the_window_is_full(
-    chat: Chat, small: ChatModel, llm: LLM
-) -> None:
-    agent = agent_of(chat, small, context=ContextSettings(enabled=False))
-    turn = await fill_and_ask(chat, agent, 8_600)
-    with pytest.raises(ContextOverflow):
-        await agent.run(turn, Sink())
-    assert (await look(chat, turn.lineage_id)).compressions == []
-    assert asked_for_summaries(llm) == 0
-    assert agent.context.limits.context_length == 8_192, "our own estimate does not change the model's limits"
-
-
-async def test_useless_compressions_stop_without_a_usage_report(chat: Chat, server: Server, llm: LLM) -> None:
-    """A system prompt beyond the threshold, and a provider without a usage report."""
-    llm.add_scripts(
-        [
-            {"summary": True, "times": -1, "text": summary_of("the scribe"), "no_usage": True},
-            {"times": -1, "text": "Yes.", "no_usage": True},
-        ]
-    )
-    async with dialled(server, "lab-32k") as model:
-        agent = agent_of(chat, model, context_length=32_768, persona=LONG * 32)
-        for number in range(12):
-            await say(chat, agent, f"and {number}? {LONG}")
-    assert 0 < asked_for_summaries(llm) <= 4
 
 
 @pytest.mark.parametrize("status", [404, 405])

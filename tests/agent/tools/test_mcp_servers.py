@@ -86,15 +86,6 @@ async def ask(registry: ServerRegistry, name: str) -> object:
     return await registry.by_name[f"odd__{name}"].run({}, None)  # type: ignore[arg-type]  # no images, so no context
 
 
-async def test_a_server_that_ends_at_once_is_restarted(tmp_path: Path) -> None:
-    async with serving(tmp_path, "sys.exit(3)") as registry:
-        status = await becomes(registry, ServerState.DOWN)
-        assert status.error is not None
-        assert status.next_try_at is not None
-        assert registry.why_missing("odd__look") is not None
-        assert registry.why_missing("other__look") is None
-
-
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -111,30 +102,6 @@ async def test_the_error_shows_the_last_output_of_a_program(tmp_path: Path, scri
         status = await becomes(registry, ServerState.DOWN)
     assert words in status.error
     assert "Connection closed" not in status.error
-
-
-async def test_a_changed_hint_needs_a_new_approval(tmp_path: Path) -> None:
-    script = """
-begin(tools={"listChanged": True})
-for reads in (True, False, True):
-    tools("look", annotations={"readOnlyHint": reads})
-    asked = hear()
-    say(id=asked["id"], result={"content": [{"type": "text", "text": "fine"}]})
-    say(method="notifications/tools/list_changed")
-hear()
-"""
-    async with connected(tmp_path, script, trust_hints=True) as registry:
-        found, shapes = [registry.by_name["odd__look"].effect], []
-        for _ in range(2):
-            before = registry.by_name["odd__look"]
-            shapes.append(before.shape({}))  # type: ignore[misc]  # it has one
-            await ask(registry, "look")
-            async with asyncio.timeout(20):
-                while registry.by_name["odd__look"] is before:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            found.append(registry.by_name["odd__look"].effect)
-        assert found == [ToolEffect.READ_ONLY, ToolEffect.WRITES, ToolEffect.WRITES]
-        assert len(set(shapes)) == 2, "a saved approval does not cover the changed hint"
 
 
 async def test_an_endless_line_uses_little_memory_and_is_an_error(tmp_path: Path) -> None:
@@ -263,26 +230,6 @@ hear()
 """
     async with connected(tmp_path, script) as registry:
         assert await ask(registry, "look") == "[True, True, True, True]"
-
-
-async def test_invalid_answers_are_errors(tmp_path: Path) -> None:
-    script = """
-begin(tools={})
-tools("look")
-for result in ("text", {"content": "text"}, {"content": [{"type": "hologram"}]}):
-    asked = hear()
-    say(id=asked["id"], result=result)
-asked = hear()
-say(id=asked["id"], error={"code": -1, "message": "out\\u0007 of order"})
-hear()
-"""
-    async with connected(tmp_path, script, seconds=1) as registry:
-        with pytest.raises(ToolError, match="does not follow the protocol"):
-            await ask(registry, "look")
-        for result in ('{"content": "text"}', '{"content": [{"type": "hologram"}]}'):
-            assert await ask(registry, "look") == result
-        with pytest.raises(ToolError, match="out of order"):
-            await ask(registry, "look")
 
 
 async def test_redirects_to_other_hosts_and_compressed_answers_are_refused(tmp_path: Path) -> None:

@@ -69,15 +69,6 @@ async def test_a_file_is_sent_as_it_was_at_the_call(post: Post) -> None:
     assert post.woken == [post.turn.chat_id]
 
 
-async def test_the_same_content_is_sent_once_per_turn(post: Post) -> None:
-    (post.workspace / "a.txt").write_text("x")
-    await post.send("a.txt")
-    assert "it is not sent again" in await post.send("a.txt")
-    (post.workspace / "a.txt").write_text("y")
-    await post.send("a.txt")
-    assert [content for _, _, content in await post.owed()] == [b"x", b"y"]
-
-
 @pytest.mark.parametrize(
     ("path", "caption", "told"),
     [

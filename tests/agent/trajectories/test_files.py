@@ -95,32 +95,6 @@ def test_a_repeated_run_changes_nothing_and_continues_if_the_source_has_grown(so
     assert [row["id"] for row in read_lines(target)] == [1, 3, 6, 8, 9]
 
 
-@pytest.mark.parametrize("at", [1, 2, 5, 9, 17])
-async def test_a_cancelled_run_is_continued_to_the_same_bytes(at: int, tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_bytes(b"".join(b"broken\n" if number % 7 == 3 else line_of(number) for number in range(20)))
-    await runner().run(source, tmp_path / "whole.jsonl")
-    reached = asyncio.Event()
-    calls: list[int] = []
-
-    async def slow(turns: Sequence[Turn], room: int, redact: object) -> str:
-        calls.append(len(turns))
-        if len(calls) >= at:
-            reached.set()
-            await asyncio.Event().wait()
-        return await short(turns, room, redact)
-
-    stuck = TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, slow), parallel=3)
-    task = asyncio.create_task(stuck.run(source, tmp_path / "out.jsonl"))
-    await reached.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await runner().run(source, tmp_path / "out.jsonl")
-    whole, parts = beside(tmp_path / "whole.jsonl"), beside(tmp_path / "out.jsonl")
-    assert list(whole.values()) == list(parts.values())
-
-
 async def test_the_number_of_parallel_summaries_is_limited(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"".join(map(line_of, range(30))))
@@ -138,24 +112,6 @@ async def test_the_number_of_parallel_summaries_is_limited(tmp_path: Path) -> No
     many = TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, counted), parallel=4)
     await many.run(source, tmp_path / "out.jsonl")
     assert (most, [row["id"] for row in read_lines(tmp_path / "out.jsonl")]) == (4, list(range(30)))
-
-
-async def test_an_error_that_ends_the_run_keeps_the_finished_work(tmp_path: Path) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(b"".join(map(line_of, range(6))))
-
-    async def refused(turns: Sequence[Turn], room: int, redact: object) -> str:
-        if target.stat().st_size or len(done) == 2:
-            raise CommandError("no credit")
-        done.append(1)
-        return await short(turns, room, redact)
-
-    done: list[int] = []
-    with pytest.raises(CommandError, match="no credit"):
-        await TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, refused), parallel=1).run(source, target)
-    assert [row["id"] for row in read_lines(target)] == [0, 1]
-    assert (await runner().run(source, target)).trajectories == 6
-    assert [row["id"] for row in read_lines(target)] == list(range(6))
 
 
 async def test_lines_without_a_summary_are_unchanged_and_reported(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from itertools import chain
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,40 +69,3 @@ def by_the_rules(turns: list[tuple[TurnRole, int]], wanted: TrajectorySettings) 
 def test_the_selection_follows_the_rules(turns: list[tuple[TurnRole, int]], wanted: TrajectorySettings) -> None:
     if sum(size for _, size in turns) > wanted.target_max_tokens:
         assert selected(turns, wanted) == by_the_rules(turns, wanted)
-
-
-@settings(max_examples=1_000)
-@given(turns=turns_of_any_kind, wanted=any_settings)
-def test_ends_stay_and_results_keep_their_calls(turns: list[tuple[TurnRole, int]], wanted: TrajectorySettings) -> None:
-    roles = [role for role, _ in turns]
-    start, end = selected(turns, wanted)
-    assert 0 <= start <= end <= max(0, len(turns) - wanted.protect_last)
-    if start < end:
-        assert end == len(turns) or roles[end] is not TOOL
-        assert roles[start] is not TOOL
-        if roles[0] is SYSTEM:
-            assert start > 0
-
-
-H, G, T = (HUMAN, 10), (GPT, 10), (TOOL, 10)
-SELECTIONS = {
-    # 240 - 200 + 15 = 55 tokens: six turns
-    "the first exchange stays, and only needed turns go": ([(SYSTEM, 10), H, G, T, *[H, G] * 10], 200, 15, 4, (4, 10)),
-    "the whole middle goes if needed": ([(SYSTEM, 90), H, G, *[H, G] * 3], 20, 15, 2, (3, 7)),
-    "the first tool turn stays with all results": ([H, G, G, T, T, T, G, H, G], 80, 5, 2, (6, 7)),
-    "the first turn of a late tool goes": (
-        [H, G, *[(HUMAN, 50), (GPT, 50)] * 5, G, T, H, G],
-        400,
-        50,
-        2,
-        (2, 7),
-    ),
-    "the tail includes the call of its first result": ([H, G, H, G, G, T, T, G], 10, 5, 2, (2, 4)),
-}
-
-
-@pytest.mark.parametrize("case", SELECTIONS)
-def test_the_turns_of_an_example_are_selected(case: str) -> None:
-    turns, target, summary, protected, expected = SELECTIONS[case]
-    wanted = TrajectorySettings(target_max_tokens=target, summary_target_tokens=summary, protect_last=protected)
-    assert selected(turns, wanted) == expected

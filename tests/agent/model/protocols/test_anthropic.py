@@ -120,13 +120,6 @@ async def test_failures_have_the_right_kind_for_their_remedy(
     assert len(llm.requests.rows) == 1, "only the client retries calls"
 
 
-@pytest.mark.parametrize("frames", range(1, 8))
-async def test_an_interrupted_stream_is_not_an_answer(dial: Dial, llm: LLM, frames: int) -> None:
-    script(llm, text="one two three", chunk_chars=10, truncate=frames)  # the last of eight events is message_stop
-    with pytest.raises(ReplyMalformed):
-        await ask(dial())
-
-
 async def test_only_the_configured_credential_is_used(dial: Dial, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL"):
         monkeypatch.setenv(name, "https://elsewhere.example" if name.endswith("URL") else "lab-key")
@@ -142,18 +135,6 @@ async def test_an_address_may_end_in_the_version(dial: Dial, server: Server, tai
 
 
 # --- requests
-
-
-async def test_the_request_is_legal_and_complete(model: AnthropicModel, llm: LLM) -> None:
-    rows = (human("look"), answer(None, "c1", "c2"), result("c2"), result("c1"), human("and?"))
-    await ask(model, request(transcript=rows, tools=(TOOL,)))
-    row = llm.requests.rows[-1]
-    assert not row["violations"]
-    body = row["body"]
-    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
-    assert [block["type"] for block in body["messages"][2]["content"]] == ["tool_result", "tool_result", "text"]
-    assert body["max_tokens"] == 1_000
-    assert "tool_choice" not in body
 
 
 async def test_tools_stay_listed_when_an_answer_is_forced(model: AnthropicModel, llm: LLM) -> None:

@@ -9,7 +9,7 @@ from agent.model.base import ChatModel
 from agent.model.errors import sentence_for
 from agent.model.errors.classifier import status_error
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
-from hermes_state.errors import ContentRejected, ModelError, ModelRateLimited, ReplyMalformed
+from hermes_state.errors import ContentRejected, ModelRateLimited, ReplyMalformed
 from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
 from tests.agent.context.rows import answer, human, result
 from tests.agent.model.asking import TOOL, Dial, ask, request, script
@@ -62,16 +62,6 @@ async def test_reasoning_is_neither_shown_nor_part_of_the_answer(model: ChatMode
     assert (reply.text, shown) == ("ok", ["ok"])
 
 
-async def test_the_request_is_legal_and_complete(model: ChatModel, llm: LLM) -> None:
-    rows = (human("go"), answer(None, "a"), result("a"), answer("done"), human("again"))
-    await ask(model, request(transcript=rows, tools=(TOOL,)))
-    sent = llm.requests.rows[0]
-    assert sent["violations"] == []
-    assert sent["stream"] is True
-    assert sent["body"]["tools"][0]["function"]["name"] == "look"
-    assert "tool_choice" not in sent["body"]
-
-
 async def test_a_long_text_is_shown_in_growing_steps(model: ChatModel, llm: LLM) -> None:
     llm.models["lab-128k"] = {"context": 1_000_000, "max_output": 100_000}
     script(llm, text="0123456789" * 20_000, chunk_chars=100)
@@ -115,17 +105,6 @@ async def test_refused_stream_options_are_not_sent_again(model: ChatModel, llm: 
 
 
 # ---- servers that do not stream
-
-
-async def test_calls_and_reasoning_without_streaming(dial: Dial, llm: LLM) -> None:
-    calls = [{"id": "x", "name": "look", "arguments": {"a": 1}}, {"id": "y", "name": "look", "arguments": "{}"}]
-    script(llm, text="Looking.", tool_calls=calls, reasoning="let me think")
-    reply, shown = await ask(dial(streams=False), request(tools=(TOOL,)))
-    assert shown == ["Looking."]
-    assert [(call.id, call.arguments) for call in reply.calls] == [("x", '{"a": 1}'), ("y", "{}")]
-    assert reply.reasoning == Reasoning(
-        made_by="chat_completions:lab-128k", blocks='[{"reasoning_content": "let me think"}]'
-    )
 
 
 # ---- reasoning
@@ -204,14 +183,6 @@ async def test_a_server_that_requires_reasoning_gets_a_placeholder(model: ChatMo
     assert [message["reasoning_content"] for message in sent_answers(llm)] == [" "]
 
 
-async def test_an_unhelpful_refusal_is_raised_at_once(model: ChatModel, llm: LLM) -> None:
-    refusal = {"message": "reasoning_effort is not supported", "type": "invalid_request_error"}
-    script(llm, error={"status": 400, "body": {"error": refusal}})
-    with pytest.raises(ModelError):
-        await ask(model)
-    assert len(llm.requests.rows) == 1
-
-
 async def test_a_refusal_by_the_model_is_its_answer(model: ChatModel, llm: LLM) -> None:
     script(llm, raw=stream({"refusal": "I cannot "}, {"refusal": "help with that."}))
     assert (await ask(model))[0].text == "I cannot help with that."
@@ -244,12 +215,6 @@ async def test_the_cache_key_is_a_field_of_the_request(dial: Dial, llm: LLM) -> 
 
 
 # ---- failures
-
-
-async def test_garbage_instead_of_a_stream_is_malformed(model: ChatModel, llm: LLM) -> None:
-    llm.faults.add({"kind": "garbage"})
-    with pytest.raises(ReplyMalformed):
-        await ask(model)
 
 
 def stream(*deltas: dict[str, Any], finish: str = "stop") -> str:

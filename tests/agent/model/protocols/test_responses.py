@@ -15,7 +15,6 @@ from hermes_state.errors import (
     ReplyMalformed,
 )
 from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
-from tests.agent.conftest import Chat, Sink, agent_for
 from tests.agent.context.rows import answer, human, result
 from tests.agent.model.asking import TOOL, ask, dialling, request, script
 from tests.fakes.fake_llm import LLM
@@ -96,14 +95,6 @@ async def test_the_request_is_legal_and_nothing_is_stored_at_the_provider(model:
     assert (body(llm)["prompt_cache_key"], llm.stored_responses) == ("conversation-7", {})
 
 
-async def test_a_prompt_with_the_same_beginning_hits_the_cache(model: ResponsesModel, llm: LLM) -> None:
-    rows = (human("x" * 20_000),)
-    await ask(model, request(transcript=rows, cache_key="c"))
-    reply, _ = await ask(model, request(transcript=(*rows, answer("ok"), human("more")), cache_key="c"))
-    assert reply.usage.cache_read > 4_000
-    assert reply.usage.prompt == llm.requests.rows[-1]["prompt_tokens"]
-
-
 # ---- reasoning
 
 
@@ -143,27 +134,6 @@ async def test_reasoning_is_not_requested_again_from_a_model_without_it(model: R
     for _ in range(2):
         await ask(model)
     assert ["include" in row["body"] for row in llm.requests.rows] == [True, False, False]
-
-
-async def test_reasoning_is_sent_back_at_every_step(model: ResponsesModel, llm: LLM, chat: Chat) -> None:
-    agent = agent_for(chat, model)
-    search = {"id": "a", "name": "history_search", "arguments": {"query": "go"}}
-    llm.add_scripts(
-        [
-            {"reasoning": "first", "text": "Searching.", "tool_calls": [search]},
-            {"reasoning": "second", "tool_calls": [search | {"id": "b"}]},
-            {"reasoning": "third", "text": "Done."},
-        ]
-    )
-    turn = await chat.start("go")
-    said = await agent.run(turn, Sink())
-    await chat.finish(turn, said)
-    assert said.text == "Done."
-    thoughts = [item["encrypted_content"] for item in body(llm)["input"] if item["type"] == "reasoning"]
-    assert thoughts == ["sealed:lab-128k:first", "sealed:lab-128k:second"]
-    makers = [row.body.reasoning.made_by for row in await chat.view(turn) if row.body.reasoning is not None]
-    assert makers == [MAKER, MAKER]
-    assert await chat.ledger() == [("turn", "ok")] * 3
 
 
 # ---- failures

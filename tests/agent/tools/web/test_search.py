@@ -114,9 +114,3 @@ async def test_empty_queries_and_secrets_are_not_sent(chat: Chat, site: Site) ->
     assert "secret" in await search(query="who uses hunter2secret as a password?")
     assert "secret" in await search(query="who uses hunter2%73ecret as a password?")
     assert site.asked == []
-
-
-async def test_without_a_service_the_tool_is_not_offered(chat: Chat) -> None:
-    search = Search(chat, "no search is configured")
-    assert search.tools.available() == ()
-    assert "no tool named" in await search(query="boats")
