@@ -16,11 +16,8 @@ from agent.handoff import (
     parse_handoff,
     unframed,
 )
-from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
 from hermes_state.values import Message, MessageRole, Origin
-from tests.agent.conftest import Chat
 from tests.agent.context.rows import answer, human, row
-from tests.agent.tools.test_recall import call, told
 
 RECORD = Handoff(text="## Active Task\nNone.", messages=7, first_id=3, last_id=21)
 
@@ -114,13 +111,3 @@ def test_several_imported_handoffs_become_one() -> None:
     rows = (summary("[CONTEXT SUMMARY]: one"), human("a"), summary("[CONTEXT COMPACTION] two"), answer("b"), human("c"))
     middle, previous = middle_of(rows, Cut(head_end=0, tail_start=4))
     assert (previous.text, [one.text for one in middle]) == ("one\n\ntwo", ["a", "b"])
-
-
-async def test_the_calls_named_in_a_handoff_reach_its_messages(chat: Chat) -> None:
-    turn = await told(chat, "The gate code is 4711.")
-    said = (await chat.view(turn))[0]
-    seen = framed(Handoff(text="x", messages=1, first_id=said.id, last_id=said.id).stored())
-    named = re.search(rf'{HISTORY_OPEN}\(id="(m\d+)"\)', seen)
-    assert "The gate code is 4711." in (await call(chat, turn, HISTORY_OPEN, id=named[1])).text
-    assert f'{HISTORY_SEARCH}(query="' in seen
-    assert f"{named[1]} " in (await call(chat, turn, HISTORY_SEARCH, query="gate code")).text

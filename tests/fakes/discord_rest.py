@@ -9,16 +9,7 @@ from aiohttp import BodyPartReader, web
 
 from tests.fakes.discord_gateway import Gateway
 from tests.fakes.discord_interactions import Interactions
-from tests.fakes.discord_state import (
-    ALICE,
-    THREADS,
-    Discord,
-    RestError,
-    check_content,
-    iso,
-    not_found,
-    scope,
-)
+from tests.fakes.discord_state import ALICE, THREADS, Discord, RestError, check_content, iso, not_found, scope
 from tests.fakes.labkit import Json
 
 Answer = tuple[int, Any]

@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from agent.context.job import BeforeSplit, Compressed, ContextEvent, Listener, OnWait
+from agent.context.job import BeforeSplit, Compressed, CompressionOutcome, ContextEvent, Listener, OnWait
 from agent.context.limits import ContextSettings
 from agent.context.model_handle import SummaryRoute
 from agent.context.pending import CompressionRegistry
@@ -31,7 +31,7 @@ from hermes_state.values import (
     ToolEffect,
     Transcript,
 )
-from tests.agent.conftest import SENT_AT, Chat, FixedClock, agent_for, settings
+from tests.agent.conftest import SENT_AT, Chat, FixedClock, Sink, agent_for, settings
 from tests.agents import SingleModelAgent
 from tests.fakes.fake_llm import LLM
 from tests.summaries import summary_saying
@@ -161,6 +161,24 @@ async def fill_and_ask(chat: Chat, agent: SingleModelAgent, tokens: int, questio
     """Fill a conversation, and start a turn in it."""
     await fill(chat, agent, tokens)
     return await chat.start(question)
+
+
+async def answer(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
+    await chat.finish(turn, await agent.run(turn, Sink()))
+
+
+async def say(chat: Chat, agent: SingleModelAgent, text: str) -> RunningTurn:
+    turn = await chat.start(text)
+    await answer(chat, agent, turn)
+    return turn
+
+
+async def compress(
+    chat: Chat, agent: SingleModelAgent, conversation: ConversationRef, *, keep_turns: int | None = None
+) -> CompressionOutcome:
+    """Compress by hand, like the command."""
+    prepared = await agent.context.prepare_by_hand(conversation, keep_turns=keep_turns)
+    return await chat.store.write(agent.context.settle, prepared, chat.clock.now())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,12 @@ from agent.context.state import NO_MODEL_SECONDS
 from agent.model.base import ChatModel
 from hermes_state.turns import RunningTurn
 from hermes_state.values import Origin, Tokens
-from tests.agent.conftest import Chat, Sink, dialled
+from tests.agent.conftest import Chat, dialled
 from tests.agent.context.contexts import (
     CONTEXT,
     Found,
     agent_of,
+    answer,
     asked_for_summaries,
     chat_at,
     clock_of,
@@ -78,10 +79,6 @@ FAULTS = {
 }
 
 
-async def converse(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
-    await chat.finish(turn, await agent.run(turn, Sink()))
-
-
 async def tidy(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
     await agent.check(turn)
 
@@ -114,11 +111,11 @@ TRIGGERS = {
         layer="hygiene", tokens=4_200, has_room=True, begin=tidy, context=CROWDED, cools="hygiene"
     ),
     "hygiene": Trigger(layer="hygiene", tokens=5_700, has_room=False, begin=tidy, cools="hygiene"),
-    "preflight with room": Trigger(layer="preflight", tokens=5_000, has_room=True, begin=converse),
-    "preflight": Trigger(layer="preflight", tokens=5_700, has_room=False, begin=converse),
-    "loop with room": Trigger(layer="in_loop", tokens=3_600, has_room=True, begin=converse, question="[[tool:dump]]"),
-    "loop": Trigger(layer="in_loop", tokens=3_600, has_room=False, begin=converse, question="[[tool:dump]]" * 3),
-    "overflow": Trigger(layer="overflow", tokens=3_000, has_room=False, begin=converse, is_refused=True),
+    "preflight with room": Trigger(layer="preflight", tokens=5_000, has_room=True, begin=answer),
+    "preflight": Trigger(layer="preflight", tokens=5_700, has_room=False, begin=answer),
+    "loop with room": Trigger(layer="in_loop", tokens=3_600, has_room=True, begin=answer, question="[[tool:dump]]"),
+    "loop": Trigger(layer="in_loop", tokens=3_600, has_room=False, begin=answer, question="[[tool:dump]]" * 3),
+    "overflow": Trigger(layer="overflow", tokens=3_000, has_room=False, begin=answer, is_refused=True),
     "manual with room": Trigger(layer="manual", tokens=3_600, has_room=True, begin=command),
     "manual": Trigger(layer="manual", tokens=5_700, has_room=False, begin=command),
 }
@@ -196,7 +193,7 @@ async def assert_tried_again(
     """Try again in the same way. The command asks at once; automatic layers ask after the cooldown."""
 
     async def begin_again() -> int:
-        is_over = trigger.begin is converse
+        is_over = trigger.begin is answer
         await trigger.begin(chat, agent, await chat.start("go on") if is_over else turn)
         return asked_for_summaries(llm)
 
@@ -234,7 +231,7 @@ def two_routes(chat: Chat, first: ChatModel, second: ChatModel) -> list[SummaryR
 
 async def next_turn(chat: Chat, agent: SingleModelAgent) -> RunningTurn:
     turn = await chat.start("go on")
-    await converse(chat, agent, turn)
+    await answer(chat, agent, turn)
     return turn
 
 
@@ -246,11 +243,11 @@ async def test_a_summary_replaces_a_rules_record_later(fault_name: str, chat: Ch
         agent = agent_of(own, model)
         fail_summaries(llm, **fault.reply)
         turn = await fill_and_ask(own, agent, 5_700)
-        await converse(own, agent, turn)
+        await answer(own, agent, turn)
         mend_summaries(llm)
         asked = asked_for_summaries(llm)
         clock_of(own).pass_seconds(fault.seconds - 1)
-        await converse(own, agent, await fill_and_ask(own, agent, 4_200))
+        await answer(own, agent, await fill_and_ask(own, agent, 4_200))
         assert asked_for_summaries(llm) == asked, "there is room to wait"
         clock_of(own).pass_seconds(1)
         await next_turn(own, agent)
@@ -261,40 +258,15 @@ async def test_a_summary_replaces_a_rules_record_later(fault_name: str, chat: Ch
         await agent.close()
 
 
-async def test_the_command_ignores_cooldowns_and_counts_for_all_layers(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    own = chat_at(chat, 1)
-    agent = agent_of(own, small)
-    fail_summaries(llm, error={"kind": "401"})
-    turn = await fill_and_ask(own, agent, 4_150)
-    await converse(own, agent, turn)
-    mend_summaries(llm)
-    await command(own, agent, turn)
-    found = await look(own, turn.lineage_id)
-    assert (found.kinds, found.state.cooldowns) == (["model"], {})
-
-
-async def test_hygiene_and_the_loop_have_separate_cooldowns(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    own = chat_at(chat, 1)
-    agent = agent_of(own, small, context=CROWDED)
-    fail_summaries(llm, error={"kind": "401"})
-    turn = await fill_and_ask(own, agent, 4_150)
-    await tidy(own, agent, turn)
-    await converse(own, agent, turn)
-    found = await look(own, turn.lineage_id)
-    assert [layer for layer, *_ in found.compressions] == ["hygiene", "preflight"]
-    assert {key.partition(":")[0] for key in found.state.cooldowns} == {"hygiene", "loop"}
-    assert len(found.told) == 1, "one notice for both layers of the turn"
-
-
 async def test_without_room_a_cooling_route_is_not_asked(chat: Chat, small: ChatModel, llm: LLM) -> None:
     own = chat_at(chat, 1)
     agent = agent_of(own, small)
     fail_summaries(llm, error={"kind": "500"})
     turn = await fill_and_ask(own, agent, 4_150)
-    await converse(own, agent, turn)
+    await answer(own, agent, turn)
     asked = asked_for_summaries(llm)
     turn = await fill_and_ask(own, agent, 5_700)
-    await converse(own, agent, turn)
+    await answer(own, agent, turn)
     found = await look(own, turn.lineage_id)
     assert (asked_for_summaries(llm), found.kinds) == (asked, ["deterministic"])
     assert "failed a short time ago" in found.told[-1]
@@ -315,7 +287,7 @@ async def test_if_a_summary_model_fails_the_conversations_model_is_asked_once(
         llm.add_scripts([{"summary": True, "model": "lab-32k", "times": -1, **fault.reply}])
         llm.add_scripts([{"summary": True, "model": "lab-8k", "times": -1, "text": summary_of("own")}])
         turn = await fill_and_ask(own, agent, 4_200)
-        await converse(own, agent, turn)
+        await answer(own, agent, turn)
         found = await look(own, turn.lineage_id)
         assert (found.kinds, tuple(found.summary_calls)) == (["model"], (*fault.calls, "ok"))
         assert found.told == [], "no notice is needed"
@@ -323,7 +295,7 @@ async def test_if_a_summary_model_fails_the_conversations_model_is_asked_once(
         assert key.startswith(f"loop:{aux.route}:{aux.name}")
         asked = [row["model"] for row in llm.requests.rows]
         turn = await fill_and_ask(own, agent, 4_200)
-        await converse(own, agent, turn)
+        await answer(own, agent, turn)
         later = [row["model"] for row in llm.requests.rows][len(asked) :]
         assert "lab-32k" not in later, "the failed route cools down, and only the other is asked"
         assert (await look(own, turn.lineage_id)).kinds == ["model", "model"]
@@ -337,7 +309,7 @@ async def test_if_both_routes_fail_each_is_asked_once_and_both_cool_down(
         agent = agent_of(own, small, routes=two_routes(chat, aux, small))
         fail_summaries(llm, error={"kind": "402"})
         turn = await fill_and_ask(own, agent, 4_200)
-        await converse(own, agent, turn)
+        await answer(own, agent, turn)
         found = await look(own, turn.lineage_id)
         assert found.summary_calls == ["quota", "quota"]
         assert (found.compressions, len(found.state.cooldowns)) == ([("preflight", "aborted", "quota")], 2)
@@ -348,9 +320,9 @@ async def test_without_summary_models_and_room_a_rule_makes_the_handoff(chat: Ch
     own = chat_at(chat, 1)
     agent = agent_of(own, small, routes=[])
     turn = await fill_and_ask(own, agent, 4_200)
-    await converse(own, agent, turn)
+    await answer(own, agent, turn)
     assert (await look(own, turn.lineage_id)).compressions == [], "there is room, but no model that could do it"
     turn = await fill_and_ask(own, agent, 5_700)
-    await converse(own, agent, turn)
+    await answer(own, agent, turn)
     found = await look(own, turn.lineage_id)
     assert (found.kinds, asked_for_summaries(llm), len(found.told)) == (["deterministic"], 0, 1)

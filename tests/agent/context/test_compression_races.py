@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 import pytest
 
 from agent.context.cuts import SkipReason
-from agent.context.job import Compressed, CompressionOutcome, NotNeeded
+from agent.context.job import Compressed, NotNeeded
 from agent.context.limits import ContextSettings
 from agent.model.base import ChatModel
 from hermes_state import journal
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ConversationRef
 from tests.agent.conftest import Chat, Sink, dialled
-from tests.agent.context.contexts import Listening, agent_of, chat_at, fill_and_ask, look, summary_of
+from tests.agent.context.contexts import Listening, agent_of, chat_at, compress, fill_and_ask, look, summary_of
 from tests.agents import SingleModelAgent
 from tests.fakes.fake_llm import LLM
 from tests.fakes.labkit import Server
@@ -27,11 +26,6 @@ MAX_UNCUT = 5
 """Runs that may end without a cancellation before one is cancelled after the split."""
 EAGER = ContextSettings(hard_message_limit=8)
 """Hygiene acts although there is room, so that all three layers act at the same time."""
-
-
-async def by_hand(chat: Chat, agent: SingleModelAgent, conversation: ConversationRef) -> CompressionOutcome:
-    prepared = await agent.context.prepare_by_hand(conversation)
-    return await chat.store.write(agent.context.settle, prepared, chat.clock.now())
 
 
 # ---- concurrent compressions
@@ -64,7 +58,7 @@ async def test_if_all_layers_compress_at_once_one_wins_and_the_others_see_the_ch
         async with asyncio.TaskGroup() as group:
             checking = group.create_task(agents["hygiene"].check(turn))
             answering = group.create_task(agents["loop"].run(turn, Sink()))
-            commanded = group.create_task(by_hand(chat, agents["hand"], conversation))
+            commanded = group.create_task(compress(chat, agents["hand"], conversation))
             assert len(await llm.requests.query({"since": asked, "count": 3, "wait": 30})) == 3
             tasks = {"hygiene": checking, "loop": answering, "hand": commanded}
             for name in order:
@@ -106,7 +100,7 @@ async def test_a_turn_with_a_refused_prompt_continues_with_the_view_of_a_faster_
     turn = await fill_and_ask(chat, agent, 3_500)
     running = asyncio.create_task(agent.run(turn, Sink()))
     await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
-    assert isinstance(await by_hand(chat, faster, turn.conversation), Compressed)
+    assert isinstance(await compress(chat, faster, turn.conversation), Compressed)
     released.set()
     await chat.finish(turn, await running)
     found = await look(chat, turn.lineage_id)
@@ -120,9 +114,9 @@ async def test_a_failure_after_another_compression_leaves_only_the_ledger_entry(
     llm.add_scripts([{"summary": True, "model": "lab-8k", "waits_for": released, "error": {"kind": "401"}}])
     agent, faster = agent_of(chat, small), agent_of(chat, rival)
     turn = await fill_and_ask(chat, agent, 3_500)
-    slow = asyncio.create_task(by_hand(chat, agent, turn.conversation))
+    slow = asyncio.create_task(compress(chat, agent, turn.conversation))
     await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
-    assert isinstance(await by_hand(chat, faster, turn.conversation), Compressed)
+    assert isinstance(await compress(chat, faster, turn.conversation), Compressed)
     released.set()
     assert (await slow).why is SkipReason.MOVED
     found = await look(chat, turn.lineage_id)
@@ -187,7 +181,7 @@ async def tidy(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> object
 
 
 async def command(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> object:
-    await by_hand(chat, agent, turn.conversation)
+    await compress(chat, agent, turn.conversation)
     return await agent.run(turn, Sink())
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agent.context.cuts import SkipReason
-from agent.context.job import Compressed
 from agent.context.limits import ContextSettings
 from agent.context.model_handle import LearnedProfile
 from agent.context.state import ContextState, UnverifiedCompression, stored_form
@@ -20,28 +19,19 @@ from agent.turn import MAX_OVERFLOWS, Answer
 from hermes_state import sessions
 from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
 from hermes_state.models.profiles import save_calibration
-from hermes_state.turns import RunningTurn
-from hermes_state.values import (
-    EstimatedTokens,
-    Image,
-    LineageId,
-    Millis,
-    Origin,
-    ReportedTokens,
-    Tokens,
-    ToolEffect,
-)
+from hermes_state.values import EstimatedTokens, Image, LineageId, Millis, Origin, ReportedTokens, Tokens, ToolEffect
 from tests.agent.conftest import SENT_AT, Chat, FixedClock, Sink, dialled
 from tests.agent.context.contexts import (
     UNPAID,
     WORDS,
     agent_of,
-    asked_for_summaries,
+    answer,
     asked_for_turns,
-    chat_at,
+    compress,
     fill,
     fill_and_ask,
     look,
+    say,
     summary_of,
 )
 from tests.agent.context.rows import human
@@ -56,22 +46,6 @@ WIDE = ModelLimits(context_length=Tokens(131_072), max_output_tokens=Tokens(8_19
 OFF = ContextSettings(enabled=False)
 MUCH = "the harbour master counted every boat twice and wrote it down with great care " * 30
 """A message of about six hundred tokens."""
-
-
-async def answer(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
-    await chat.finish(turn, await agent.run(turn, Sink()))
-
-
-async def say(chat: Chat, agent: SingleModelAgent, text: str) -> RunningTurn:
-    turn = await chat.start(text)
-    await answer(chat, agent, turn)
-    return turn
-
-
-async def compress(chat: Chat, agent: SingleModelAgent, turn: RunningTurn, *, keep_turns: int | None = None) -> Any:
-    conversation = turn.conversation
-    prepared = await agent.context.prepare_by_hand(conversation, keep_turns=keep_turns)
-    return await chat.store.write(agent.context.settle, prepared, chat.clock.now())
 
 
 def verdicts(db: Connection) -> list[str | None]:
@@ -155,7 +129,7 @@ async def test_a_summary_longer_than_its_messages_is_refused_and_paid(chat: Chat
     agent = agent_of(chat, medium, context_length=32_768)
     turn = await fill_and_ask(chat, agent, 2_300)
     rows = len((await look(chat, turn.lineage_id)).view)
-    assert (await compress(chat, agent, turn, keep_turns=rows // 2 - 7)).why is SkipReason.NOT_SMALLER
+    assert (await compress(chat, agent, turn.conversation, keep_turns=rows // 2 - 7)).why is SkipReason.NOT_SMALLER
     found = await look(chat, turn.lineage_id)
     assert (found.compressions, found.summary_calls) == ([("manual", "not_needed", "not_smaller")], ["ok"])
     assert (found.state.strikes, len(found.view)) == (1, rows)
@@ -211,20 +185,6 @@ async def test_in_a_learned_window_summary_requests_fit(chat: Chat, small: ChatM
     await answer(chat, agent, turn)
     assert agent.context.limits.context_length == 8_192
     assert (await look(chat, turn.lineage_id)).compressions == [("overflow", "compressed", "model")]
-
-
-async def test_a_guessed_window_is_for_one_conversation_until_restart(chat: Chat, medium: ChatModel, llm: LLM) -> None:
-    """A single prompt was too large, which is no reason to shorten all conversations."""
-    agent, other = agent_of(chat, medium, context_length=32_768), chat_at(chat, "other")
-    elsewhere = (await say(other, agent, "hello")).conversation
-    llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
-    turn = await fill_and_ask(chat, agent, 12_000)
-    await answer(chat, agent, turn)
-    here = turn.conversation
-    assert (await agent.context.status(here)).limits.context_length == 8_000
-    assert (await agent.context.status(elsewhere)).limits.context_length == 32_768
-    again = agent_of(chat, medium, context_length=32_768)
-    assert (await again.context.status(here)).limits.context_length == 32_768
 
 
 @pytest.mark.parametrize(
@@ -379,18 +339,3 @@ async def test_a_strike_during_a_slow_summary_is_kept(chat: Chat, small: ChatMod
 
 
 # ---- switched off
-
-
-async def test_if_compression_is_off_only_the_command_compresses(chat: Chat, small: ChatModel, llm: LLM) -> None:
-    agent = agent_of(chat, small, context=OFF)
-    turn = await fill_and_ask(chat, agent, 5_700, "[[tool:dump]]")
-    await agent.check(turn)
-    await answer(chat, agent, turn)
-    llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
-    turn = await chat.start("and now?")
-    with pytest.raises(ContextOverflow):
-        await agent.run(turn, Sink())
-    assert (await look(chat, turn.lineage_id)).compressions == []
-    assert asked_for_summaries(llm) == 0
-    assert isinstance(await compress(chat, agent, turn), Compressed)
-    await answer(chat, agent, turn)

@@ -27,16 +27,6 @@ from tests.fakes.fake_llm import LLM
 NOTE = {"name": "memory", "arguments": {"action": "add", "target": "user", "text": "likes tea"}}
 
 
-class Recorder:
-    """Remembers the compressions for which it was called."""
-
-    def __init__(self) -> None:
-        self.layers: list[str] = []
-
-    async def look(self, job: CompressionJob) -> None:
-        self.layers.append(job.layer)
-
-
 def flushing(chat: Chat, model: ChatModel, folder: Path, **options: Any) -> tuple[SingleModelAgent, MemoryDirectory]:
     notes = MemoryDirectory(path=folder / "memory")
     writer = MemoryWriter(notes=notes, redact=lambda text: text, clock=chat.clock)
@@ -49,17 +39,6 @@ def flushing(chat: Chat, model: ChatModel, folder: Path, **options: Any) -> tupl
 async def settled(agent: SingleModelAgent) -> None:
     """Wait until all pending notes are taken."""
     await asyncio.gather(*agent.agent.context.pending.notes.values(), return_exceptions=True)
-
-
-@pytest.mark.parametrize("tokens", [4_200, 5_700], ids=["room", "no room"])
-async def test_notes_are_taken_for_every_compression(chat: Chat, small: ChatModel, tokens: int) -> None:
-    recorder = Recorder()
-    agent = agent_of(chat, small, before_split=[recorder.look])
-    turn = await fill_and_ask(chat, agent, tokens)
-    await agent.run(turn, Sink())
-    await settled(agent)
-    assert (await look(chat, turn.lineage_id)).depth == 1
-    assert recorder.layers == ["preflight"]
 
 
 async def test_a_crash_while_taking_notes_is_logged_and_the_compression_is_committed(

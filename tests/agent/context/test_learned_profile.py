@@ -5,15 +5,13 @@ import asyncio
 import pytest
 
 from agent.context.model_handle import MAX_OFFER_AGE_MS, MAX_SILENCE_AGE_MS, UNREACHED_BACKOFF, LearnedProfile
-from agent.model.base import ChatModel, ModelLimits
+from agent.model.base import ModelLimits
 from agent.model.catalog import SizeSource
-from hermes_state.models.profiles import Calibration, OfferedSize, save_calibration, save_offer
+from hermes_state.models.profiles import Calibration, save_calibration
 from hermes_state.store.writer import Store
-from hermes_state.values import LineageId, Millis, Tokens
-from tests.agent.conftest import Chat, Sink, agent_for, settings
+from hermes_state.values import LineageId, Millis
 from tests.agent.context.contexts import SetClock
 from tests.agent.model.asking import said
-from tests.fakes.fake_llm import LLM
 
 HERE = LineageId(1)
 SILENT = ModelLimits()
@@ -193,24 +191,6 @@ async def test_a_notice_during_a_read_causes_another_read(store: Store, clock: S
     assert one.window == 16_384
 
 
-async def test_limits_for_another_context_length_do_not_change_ours(store: Store, clock: SetClock) -> None:
-    one, two = (book(store, clock, Provider(said(length))) for length in (65_536, 32_000))
-    await one.ask()
-    await one.learn_window(HERE, 20_000)
-    clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
-    await two.ask()
-    await two.learn_window(HERE, 16_384)
-    await store.write(
-        save_offer,
-        "lab",
-        "my-model",
-        OfferedSize(context_length=Tokens(65_536), max_output_tokens=None, at=clock.now()),
-    )
-    one.expire_learned()
-    await one.load()
-    assert one.window == 20_000
-
-
 async def test_a_turn_cancelled_during_the_question_leaves_it_to_the_next(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536))
     profiles = book(store, clock, provider)
@@ -222,19 +202,3 @@ async def test_a_turn_cancelled_during_the_question_leaves_it_to_the_next(store:
     provider.may_answer.set()
     await profiles.ask()
     assert (provider.asked, profiles.window) == (2, 65_536)
-
-
-# ---- in turns
-
-
-async def test_a_turn_asks_before_its_first_call_an_idle_gateway_never(chat: Chat, model: ChatModel, llm: LLM) -> None:
-    agent = agent_for(chat, model, (), configured=settings(context_length=None, max_output_tokens=None))
-    turn = await chat.start("hello")
-    status = await agent.context.status(turn.conversation)
-    assert (llm.questions, status.window_from, status.limits.context_length) == (0, SizeSource.ASSUMED, 32_768)
-    await chat.finish(turn, await agent.run(turn, Sink()))
-    [row] = llm.requests.rows
-    assert (llm.questions, row["body"]["max_tokens"]) == (1, 16_384)
-    status = await agent.context.status(turn.conversation)
-    assert (status.window_from, status.limits.context_length) == (SizeSource.OFFERED, 131_072)
-    assert status.limits.threshold == 131_072 // 2

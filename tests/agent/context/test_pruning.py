@@ -1,20 +1,12 @@
 """Pruning: one line per old result, the same line each time, and the full text available with one call."""
 
-import re
-
 import orjson
 import pytest
 
 from agent.context.pruning import MAX_DEPTH, prune
-from hermes_state import journal
-from hermes_state.journal import ModelAnswer
 from hermes_state.redaction import Redactor
-from hermes_state.tool_runs import ToolResult, ToolRunState
-from hermes_state.values import CanonicalUsage, Message, MessageBody, MessageRole, ModelCall, ToolCall, Transcript
-from tests.agent.conftest import Chat
-from tests.agent.context.histories import PASSAGES
+from hermes_state.values import Message, MessageBody, MessageRole, ToolCall, Transcript
 from tests.agent.context.rows import answer, human, result, row
-from tests.agent.tools.test_recall import call
 
 SECRET, KEY = "correct-horse-7", "sk-live-0123456789abcdef0123"
 REDACT = Redactor([SECRET])
@@ -89,17 +81,6 @@ def test_the_newest_of_identical_results_stays_and_the_others_point_to_it() -> N
     assert seen[3] is rows[3]
 
 
-@pytest.mark.parametrize("passage", PASSAGES)
-def test_pruning_is_shorter_and_stable_in_every_language(passage: str) -> None:
-    rows = (asked(orjson.dumps({"query": passage * 20}).decode()), result("a", passage * 200))
-    once, count = prune(rows, upto=2, redact=REDACT)
-    assert count == 1
-    assert len(once[1].text or "") < len(rows[1].text or "")
-    assert f"m{rows[1].id}" in (once[1].text or "")
-    assert "\n" not in (once[1].text or "")
-    assert prune(once, upto=2, redact=REDACT) == (once, 0)
-
-
 def test_the_given_rows_are_not_changed() -> None:
     rows = (asked('{"content": "' + "x" * 900 + '"}'), result("a", LONG))
     before = (rows[0].body.calls[0].arguments, rows[1].text)
@@ -167,28 +148,3 @@ def test_no_part_of_a_secret_remains_at_a_cut(words: str) -> None:
         for secret in (KEY, SECRET):
             assert secret[:8] not in shown
             assert secret[-8:] not in shown
-
-
-async def test_the_id_in_a_stub_opens_the_full_result(chat: Chat) -> None:
-    turn = await chat.start("look")
-    asked_for = ToolCall(id="a", name="look", arguments='{"path": "/srv/a"}')
-    used = ModelCall(
-        purpose="turn", route="r", model="m", outcome="ok", usage=CanonicalUsage(input=1, output=1), took_ms=1
-    )
-    step = ModelAnswer(text="", calls=(asked_for,), call=used, reported_prompt_tokens=None)
-    asking = await chat.store.write(journal.append_calls, turn, step, chat.clock.now())
-    await chat.store.write(journal.start_tools, turn, asking.id, [asked_for], chat.clock.now())
-    original = "".join(f"{number}: 见 {passage}\n" for number, passage in enumerate(PASSAGES * 20))
-    found = ToolResult(call_message_id=asking.id, call=asked_for, text=original, state=ToolRunState.DONE)
-    await chat.store.write(journal.finish_tool, turn, found, chat.clock.now())
-    view = tuple(await chat.view(turn))
-    seen = pruned(*view)[-1].text or ""
-    assert len(seen) < 400
-    named = re.search(r"\bm\d+\b", seen)
-    assert named is not None
-    read, offset = "", 0
-    while offset < len(original):
-        opened = await call(chat, turn, "history_open", id=named[0], offset=offset, limit=2_000)
-        read += opened.text.split("\n", 2)[2].removesuffix("\n</history>")
-        offset += 2_000
-    assert read == original

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from agent.context.summary import HEADINGS, SECTIONS, SummaryError, SummaryJob, checked_summary, summary_request
 from agent.context.summary import audited as audited_summary
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
-from agent.model.base import ChatModel, FinishReason, ModelReply
+from agent.model.base import FinishReason, ModelReply
 from agent.model.usage import estimated_text_tokens
 from hermes_state.redaction import Redactor
 from hermes_state.values import (
@@ -31,7 +31,6 @@ from hermes_state.values import (
     ToolCall,
 )
 from tests.agent.context.rows import NEW_YEAR, answer, human, result, row
-from tests.fakes.fake_llm import LLM
 from tests.sampling import examples
 
 SECRET, KEY = "correct-horse-7", "sk-live-0123456789abcdef0123"
@@ -164,23 +163,6 @@ def test_a_focus_is_bounded_and_cannot_end_its_quotation() -> None:
     assert len(line) < 560
     assert (line.count('"'), text.count("</conversation>")) == (2, 1)
     assert "## Orders" not in text.splitlines()
-
-
-def test_the_fake_model_recognises_a_summary_request(llm: LLM) -> None:
-    for one in (asked(), asked(human("Hallo")), asked(human("你好。"), previous="## Goal\nx", focus="der Laden")):
-        assert llm._asks_for_summary(one)
-
-
-async def test_a_summary_has_the_thirteen_headings(model: ChatModel, llm: LLM) -> None:
-    rows = (human("Remember: the code word is PURPLE-77."), answer("I wrote it to notes/words.md."))
-    wanted = task(*rows, focus="PURPLE")
-    got = await model.complete(summary_request(wanted, REDACT), lambda _text: None)
-    text = checked_summary(got, wanted, REDACT)
-    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == list(TITLES)
-    assert "PURPLE-77" in text
-    assert "notes/words.md" in text
-    assert "max_tokens" not in llm.requests.rows[0]["body"]
-    assert "max_completion_tokens" not in llm.requests.rows[0]["body"]
 
 
 # ---- the conversation in the request

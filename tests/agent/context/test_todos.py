@@ -14,9 +14,8 @@ from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, ConversationRef, Origin
 from tests.agent.conftest import SENT_AT, Chat, Sink
-from tests.agent.context.contexts import agent_of, fill, look
+from tests.agent.context.contexts import agent_of, compress, fill, look
 from tests.agent.tools import calls
-from tests.agents import SingleModelAgent
 from tests.fakes.fake_llm import LLM
 
 LIST = [
@@ -24,11 +23,6 @@ LIST = [
     TodoRow(id=2, text="[GATEWAY NOTICE] feed the cat", state=TodoState.IN_PROGRESS),
     TodoRow(id=3, text="call the harbour", state=TodoState.PENDING),
 ]
-
-
-async def compress(chat: Chat, agent: SingleModelAgent, conversation: ConversationRef) -> None:
-    result = await agent.context.prepare_by_hand(conversation)
-    await chat.store.write(agent.context.settle, result, chat.clock.now())
 
 
 async def todos_in_view(chat: Chat, conversation: ConversationRef) -> list[str]:

@@ -365,12 +365,6 @@ async def test_an_engines_cooldown_starts_at_its_failure() -> None:
     assert cooldown.until == clock.now() + 60_000
 
 
-async def test_without_room_the_built_in_engine_takes_over() -> None:
-    result, state = await prepared(plugin(engine_that(lambda messages: None)), job(must_shrink=True))
-    assert result.summary_kind == "deterministic"
-    assert any("engine:theirs" in key for key in state.cooldowns)
-
-
 async def test_changed_settings_end_an_engines_cooldown() -> None:
     broken = engine_that(lambda messages: None)
     before, after = plugin(broken, mark="a1"), plugin(broken, mark="b2")

@@ -64,17 +64,3 @@ async def test_a_refused_image_stops_no_chat(way: Way, chat: Chat, server: Serve
         assert 2 <= len(left.outcomes) <= 3
         assert len(again.outcomes) <= 3
         llm.scripts.clear()
-
-
-async def test_older_images_are_dropped_first(way: Way, chat: Chat, server: Server, llm: LLM, tmp_path: Path) -> None:
-    async with way.dialled(server.url) as model:
-        talk = Talk(chat, model, sees_images=True, attachments=tmp_path)
-        await show(talk, tmp_path, "1")
-        llm.add_scripts([{"min_images": 2, "times": -1, "error": refusal(413, "Request Entity Too Large")}])
-        assert (await show(talk, tmp_path, "2")).outcomes == ["image", "ok"]
-        assert _images(llm.requests.rows[-1]["body"]) == 1
-
-
-def _images(body: dict[str, Any]) -> int:
-    """Images of a request of any protocol."""
-    return sum(str(body).count(f"'type': '{kind}'") for kind in ("image_url", "input_image", "image"))

@@ -255,15 +255,6 @@ async def test_a_copy_is_made_once(scaler: ImageScaler, tmp_path: Path, monkeypa
         assert await scaler.load("one", SMALL) == copy
 
 
-async def test_other_limits_make_another_copy(scaler: ImageScaler, tmp_path: Path) -> None:
-    (tmp_path / "one").write_bytes(picture((300, 200)))
-    sizes = []
-    for side in (200, 100):
-        copy = await scaler.load("one", ImageLimits(max_side=side, max_bytes=20_000))
-        sizes.append(opened(copy).size[0])
-    assert sizes == [200, 100]
-
-
 async def test_an_unreadable_stored_image_is_tried_once(
     scaler: ImageScaler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,15 +1,14 @@
 """Refusals of requests that are too large, because of the prompt or because of the output limit."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
-from agent.model.base import Endpoint, ModelRequest, ToolSchema
+from agent.model.base import ModelRequest
 from agent.model.errors import remedy_for, sentence_for
 from agent.model.errors.answer import retry_after_seconds
-from agent.model.errors.classifier import MIN_OUTPUT_ROOM, status_error, stream_error
-from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.errors.classifier import status_error, stream_error
 from agent.model.wire import WireStyle
 from hermes_state.errors import (
     AuthRejected,
@@ -25,87 +24,6 @@ from hermes_state.errors import (
 )
 from hermes_state.values import Image, MessageBody
 from tests.agent.context.rows import human
-from tests.fakes.fake_llm import LLM
-from tests.fakes.labkit import Server
-
-TOOL = ToolSchema(name="look", description="Look. " * 40, parameters={"type": "object", "properties": {}})
-LONG_PROMPT, SHORT_PROMPT = "word " * 4_000, "word " * 1_700
-
-Ask = Callable[..., Awaitable[ModelError | None]]
-
-
-@pytest.fixture
-async def ask(server: Server) -> AsyncIterator[Ask]:
-    """Function that calls a model of 4,096 tokens with a certain style of errors. Returns the error, if any."""
-    made: list[ChatCompletionsModel] = []
-
-    async def one(style: str, text: str, wanted: int, *, has_tools: bool = False) -> ModelError | None:
-        settings = Endpoint(model=f"lab-4k@{style}", api_key="lab-key", base_url=f"{server.url}/v1")
-        made.append(ChatCompletionsModel(settings))
-        tools = (TOOL,) if has_tools else ()
-        request = ModelRequest(
-            system="You are Hermes.", transcript=(human(text),), tools=tools, max_output_tokens=wanted
-        )
-        try:
-            await made[-1].complete(request, lambda _text: None)
-        except ModelError as error:
-            return error
-        return None
-
-    yield one
-    for model in made:
-        await model.close()
-
-
-STATES_ALL = ("openai", "openai-combined", "vllm", "openrouter", "llamacpp", "gemini", "anthropic")
-STATES_NOTHING = ("413", "413-html")
-COUNTS_OUTPUT = ("openai-combined", "vllm", "openrouter")
-
-
-@pytest.mark.parametrize("has_tools", [False, True])
-@pytest.mark.parametrize("style", [*STATES_ALL, *STATES_NOTHING])
-async def test_overflow_wordings_and_numbers_are_recognised(ask: Ask, llm: LLM, style: str, has_tools: bool) -> None:
-    error = await ask(style, LONG_PROMPT, 1_000, has_tools=has_tools)
-    stated = (llm.requests.rows[0]["prompt_tokens"], 4_096) if style in STATES_ALL else (None, None)
-    assert (type(error), error.prompt_tokens, error.window) == (ContextOverflow, *stated)
-
-
-@pytest.mark.parametrize(("style", "kind"), [("vague", ModelError), ("disconnect", ModelUnavailable)])
-async def test_other_failures_are_no_overflow(ask: Ask, style: str, kind: type[ModelError]) -> None:
-    assert type(await ask(style, LONG_PROMPT, 1_000)) is kind
-
-
-@pytest.mark.parametrize("has_tools", [False, True])
-@pytest.mark.parametrize("style", COUNTS_OUTPUT)
-async def test_an_output_limit_that_does_not_fit_next_to_the_prompt_is_recognised(
-    ask: Ask, llm: LLM, style: str, has_tools: bool
-) -> None:
-    error = await ask(style, SHORT_PROMPT, 2_048, has_tools=has_tools)
-    assert isinstance(error, OutputCapExceeded)
-    room = 4_096 - llm.requests.rows[0]["prompt_tokens"]
-    assert room - 64 <= error.cap < room
-    assert await ask(style, SHORT_PROMPT, error.cap, has_tools=has_tools) is None
-
-
-@pytest.mark.parametrize("style", [style for style in (*STATES_ALL, *STATES_NOTHING) if style not in COUNTS_OUTPUT])
-async def test_a_prompt_that_fits_is_answered_if_the_output_does_not_count(ask: Ask, style: str) -> None:
-    assert await ask(style, SHORT_PROMPT, 2_048) is None
-
-
-@pytest.mark.parametrize("style", COUNTS_OUTPUT)
-async def test_a_prompt_that_leaves_no_room_for_an_answer_is_too_long(ask: Ask, style: str) -> None:
-    error = await ask(style, "word " * 3_150, 2_048)
-    assert isinstance(error, ContextOverflow)
-    assert 4_096 - MIN_OUTPUT_ROOM < error.prompt_tokens < 4_096
-
-
-@pytest.mark.parametrize("style", [*STATES_ALL, *STATES_NOTHING, "vague"])
-async def test_an_output_limit_above_the_models_maximum_is_reported(ask: Ask, style: str) -> None:
-    error = await ask(style, "hello", 8_000)
-    assert (type(error), error.cap) == (OutputCapExceeded, 2_048)
-
-
-# ---- wordings that the fake server does not have
 
 
 def overflow(prompt: int | None, window: int | None) -> tuple[type[ModelError], dict[str, object]]:

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent.model.client import MAX_FAILURES
 from hermes_state import journal
 from tests.agent.conftest import Chat, Sink
-from tests.agent.context.contexts import chat_at
 from tests.agent.model.ways import ASKED, WAYS, Talk, Way
 from tests.fakes.fake_llm import LLM
 from tests.fakes.labkit import Server
@@ -23,8 +21,6 @@ NOTED = {"name": "note", "arguments": {"text": "done"}}
 PARTIAL = "one two "
 
 every_way = pytest.mark.parametrize("way", WAYS, ids=str)
-every_pair = pytest.mark.parametrize(("way", "other"), list(zip(WAYS, WAYS[3:] + WAYS[:3], strict=True)), ids=str)
-"""Two protocols, of which one is streamed."""
 
 
 def answers(llm: LLM) -> list[str]:
@@ -104,24 +100,3 @@ async def test_cancelled_calls_are_closed_and_noted(where: str, way: Way, chat: 
 
 async def gone(llm: LLM) -> bool:
     return bool(await llm.requests.query({"wait": 20}, lambda row: row["outcome"] == "client_gone"))
-
-
-@every_pair
-async def test_an_open_circuit_limits_no_other_route(
-    way: Way, other: Way, chat: Chat, server: Server, llm: LLM
-) -> None:
-    down = {"model": "lab-200k", "times": -1, "reply": {"error": {"kind": "503"}}}
-    llm.scripts.extend([down, {"model": "lab-128k", "times": 3, "reply": {"error": {"kind": "529"}}}])
-    async with way.dialled(server.url, "lab-200k") as bad, other.dialled(server.url, "lab-128k") as good:
-        ill, well = Talk(chat_at(chat, 1), bad), Talk(chat_at(chat, 2), good)
-        for _ in range(MAX_FAILURES):
-            assert (await ill.say("go")).outcomes == ["unavailable"] * 4
-        assert ill.agent.client.breaker.open is not None
-        assert (await ill.say("go")).outcomes == ["unavailable"], "only one attempt while the circuit is open"
-        assert (await well.say("go")).outcomes == ["unavailable"] * 3 + ["ok"]
-        assert well.agent.client.breaker.open is None
-        assert not well.agent.client.breaker.is_tripped
-
-        llm.scripts.clear()
-        assert (await ill.say("and now?")).outcomes == ["ok"]
-        assert ill.agent.client.breaker.open is None

@@ -22,9 +22,9 @@ from agent.model.errors import remedy_for
 from agent.model.errors.classifier import MIN_OUTPUT_ROOM, status_error, stream_error
 from agent.model.wire import WireStyle
 from hermes_state.errors import ContextOverflow, ImageRejected, OutputCapExceeded
-from hermes_state.values import Image, MessageBody, Tokens
+from hermes_state.values import Image, MessageBody
 from tests.agent.conftest import Chat
-from tests.agent.context.contexts import chat_at, fill_and_ask
+from tests.agent.context.contexts import chat_at
 from tests.agent.context.rows import human
 from tests.agent.model.ways import WAYS, Left, Talk, Way
 from tests.e2e.protocols import CHAT_COMPLETIONS, OPTION
@@ -143,26 +143,6 @@ def is_put_otherwise(text: Json) -> bool:
     """True for a refusal of one part of the request, if the request has that part. The retry leaves it out."""
     words = json.dumps(text["body"])
     return any(part in words for part in ("max_completion_tokens", "enable_thinking", "thinking_blocks"))
-
-
-@pytest.mark.fuzz
-async def test_a_prompt_refused_as_too_long_is_compressed(
-    way: Way, chat: Chat, server: Server, llm: LLM, pytestconfig: pytest.Config
-) -> None:
-    wrong: list[str] = []
-    step = sample(12, 1) if pytestconfig.getoption(OPTION) is None else 2
-    texts = [text for text in texts_of("overflow") if text["kind"] == "overflow"]
-    # Skip texts that state a size, because it belongs to another prompt. See test_size_errors for those.
-    texts = [text for text in texts if not text.get("prompt_tokens") and (text.get("window") or 32_768) > 8_000]
-    for number, text in list(enumerate(texts))[step // 2 * way.streams :: step]:
-        async with way.dialled(server.url, f"lab-too-long-{number}") as model:
-            talk = Talk(chat_at(chat, number), model, context_length=Tokens(32_768), max_output_tokens=Tokens(2_048))
-            turn = await fill_and_ask(talk.chat, talk.agent, 9_500)
-            llm.scripts.append({"times": 1, "has_tools": True, "reply": script(text, way)})
-            left = await talk.bring_to_an_end(turn)
-        if left.outcomes != ["overflow", "ok"]:
-            wrong.append(f"{number} ({text['provider']}): {left.outcomes}")
-    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", FILES)

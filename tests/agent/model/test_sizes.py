@@ -212,20 +212,6 @@ def test_listed_models_are_compressed_at_the_documented_thresholds(pattern: str)
 
 
 @pytest.mark.parametrize(
-    ("name", "percent"),
-    [
-        *[(name, 85.0) for name in ("claude-sonnet-4-5", "o3", "deepseek-chat", "gpt-4.1", "gemini-2.5-pro")],
-        *[("gpt-4o", 84.2), ("gpt-5", 61.2), ("gpt-5-mini", 61.2), ("gpt-5-nano", 61.2), ("qwen2.5-7b", 67.5)],
-    ],
-)
-def test_hygiene_acts_at_the_expected_share_of_the_context(name: str, percent: float) -> None:
-    for configured in (UNKNOWN_LIMITS, said(model_size(name, UNKNOWN_LIMITS).context_length)):
-        size = model_size(name, configured)
-        limits = limits_of(size.context_length, size.reserved_output, LimitSettings(), size.max_input_tokens)
-        assert round(limits.hygiene * 100 / size.context_length, 1) == percent
-
-
-@pytest.mark.parametrize(
     ("name", "context", "output", "sees"),
     [
         ("gpt-4.1-mini", 1_047_576, 32_768, True),

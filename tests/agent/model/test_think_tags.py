@@ -203,14 +203,6 @@ async def test_an_answer_that_is_only_reasoning_is_empty(server: Server, llm: LL
     assert "SECRETLY" not in json.dumps([left.rows, left.told, talk.shown])
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_a_requested_tag_is_shown(server: Server, llm: LLM, way: Way) -> None:
-    for written in ("Write `<think>` first.", "```\n<think>\n```"):
-        script(llm, text=written, chunk_chars=2)
-        async with way.dialled(server.url) as model:
-            assert (await ask(model))[0].text == written
-
-
 @pytest.mark.parametrize("way", [way for way in WAYS if way.protocol == "chat_completions"], ids=str)
 @pytest.mark.parametrize("written", [WRITTEN, f"<think>{THOUGHT}", f"<think>{THOUGHT}</think>"])
 async def test_reasoning_before_calls_is_sent_back(server: Server, llm: LLM, way: Way, written: str) -> None:

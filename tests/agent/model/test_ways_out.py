@@ -24,7 +24,6 @@ from tests.agent.context.contexts import (
     look,
     summary_of,
 )
-from tests.agents import SingleModelAgent
 from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
 from tests.fakes.labkit import Server
@@ -35,11 +34,6 @@ LONG = "the harbour master counted every boat twice and wrote it down with great
 async def remember(chat: Chat, lineage_id: LineageId, state: ContextState) -> None:
     session = await chat.store.read(sessions.load_tip, lineage_id)
     await chat.store.write(sessions.set_context_state, session.id, stored_form(state))
-
-
-async def say(chat: Chat, agent: SingleModelAgent, text: str) -> None:
-    turn = await chat.start(text)
-    await chat.finish(turn, await agent.run(turn, Sink()))
 
 
 @pytest.mark.parametrize("held", [ContextState(strikes=2, blocked_at=20_000), ContextState(held_at=20_000)])

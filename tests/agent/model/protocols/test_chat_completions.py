@@ -1,6 +1,11 @@
 """The chat completions protocol with the real SDK and a scripted server."""
 
+import gc
 import json
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,23 +13,13 @@ import pytest
 from agent.model.base import ChatModel
 from agent.model.errors import sentence_for
 from agent.model.errors.classifier import status_error
+from agent.model.protocols.chat_completions import ChatReplyBuilder
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import ContentRejected, ModelRateLimited, ReplyMalformed
 from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
 from tests.agent.context.rows import answer, human, result
 from tests.agent.model.asking import TOOL, Dial, ask, request, script
 from tests.fakes.fake_llm import LLM
-
-# ---- replies
-
-
-async def test_cached_and_reasoning_tokens_are_counted(model: ChatModel, llm: LLM) -> None:
-    details = {"prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 5}}
-    script(llm, text="ok", usage={"prompt_tokens": 81, **details})
-    reply, _ = await ask(model)
-    assert reply.usage == CanonicalUsage(input=16, output=1, cache_read=60, cache_write=5)
-    assert reply.usage.prompt == 81
-
 
 USAGE = {"prompt_tokens": 81, "completion_tokens": 2, "cached_tokens": 60}
 
@@ -54,12 +49,6 @@ async def test_a_reported_cost_is_kept(dial: Dial, llm: LLM, streams: bool) -> N
         await ask(dial(streams=streams))
     assert raised.value.usage is not None
     assert raised.value.reported_cost == 2_000
-
-
-async def test_reasoning_is_neither_shown_nor_part_of_the_answer(model: ChatModel, llm: LLM) -> None:
-    script(llm, text="ok", reasoning="let me think")
-    reply, shown = await ask(model)
-    assert (reply.text, shown) == ("ok", ["ok"])
 
 
 async def test_a_long_text_is_shown_in_growing_steps(model: ChatModel, llm: LLM) -> None:
@@ -290,3 +279,55 @@ async def test_an_error_code_that_may_be_a_secret_is_not_quoted() -> None:
 async def test_only_the_configured_address_is_called(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "https://elsewhere.example/v1")
     assert dial(base_url=None).route == "chat_completions:api.openai.com"
+
+
+# ---- reasoning in tens of thousands of pieces
+
+
+KIND = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
+
+
+def pieces() -> tuple[ChatReplyBuilder, Callable[[Mapping[str, Any]], None]]:
+    """Return a reply builder, and a function that adds a piece of reasoning."""
+    reply = ChatReplyBuilder(lambda _text: None, "chat_completions:m")
+    return reply, partial(reply.add_reasoning, is_piece=True)
+
+
+def test_only_the_text_of_long_reasoning_is_counted() -> None:
+    (reply, add), count = pieces(), 64_000
+    began = time.perf_counter()
+    for _ in range(count):
+        add({"reasoning": " word", "reasoning_details": [KIND | {"text": " word"}]})
+    add({"reasoning_details": [KIND | {"signature": "c2ln"}]})
+    stored = reply.stored_reasoning("")
+    assert json.loads(stored.blocks) == [{"reasoning_details": [KIND | {"text": " word" * count, "signature": "c2ln"}]}]
+    assert time.perf_counter() - began < 5, "no piece copies the earlier pieces"
+
+
+@pytest.mark.parametrize("name", ["text", "signature", "something new"])
+def test_every_field_of_a_piece_is_bounded(name: str) -> None:
+    _, add = pieces()
+    add({"reasoning_details": [KIND | {"text": "I"}]})
+    with pytest.raises(ReplyMalformed):
+        add({"reasoning_details": [KIND | {name: "x" * MAX_CHARACTERS}]})
+
+
+def test_reasoning_that_is_not_text_is_refused() -> None:
+    for first, second in ((7, "I"), ("I", 7)):
+        _, add = pieces()
+        add({"reasoning_details": [KIND | {"text": first}]})
+        with pytest.raises(TypeError):
+            add({"reasoning_details": [KIND | {"text": second}]})
+
+
+def test_a_finished_reply_leaves_no_reference_cycle() -> None:
+    reply = ChatReplyBuilder(lambda _text: None, "")
+    gc.disable()
+    try:
+        reply.add({"choices": [{"delta": {"content": "Hi", "reasoning": "hm"}, "finish_reason": "stop"}]})
+        assert reply.finished().text == "Hi"
+        known = weakref.ref(reply)
+        del reply
+        assert known() is None
+    finally:
+        gc.enable()

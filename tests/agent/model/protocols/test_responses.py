@@ -8,13 +8,8 @@ import pytest
 
 from agent.model.protocols.responses import ResponsesModel
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
-from hermes_state.errors import (
-    ContentRejected,
-    ModelError,
-    ModelRateLimited,
-    ReplyMalformed,
-)
-from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
+from hermes_state.errors import ContentRejected, ModelError, ModelRateLimited, ReplyMalformed
+from hermes_state.values import Message, MessageBody, Reasoning
 from tests.agent.context.rows import answer, human, result
 from tests.agent.model.asking import TOOL, ask, dialling, request, script
 from tests.fakes.fake_llm import LLM
@@ -59,13 +54,6 @@ def either(request: pytest.FixtureRequest, dial: Dial) -> ResponsesModel:
 # ---- replies
 
 
-async def test_cached_and_reasoning_tokens_are_counted(either: ResponsesModel, llm: LLM) -> None:
-    details = {"input_tokens_details": {"cached_tokens": 60, "cache_creation_tokens": 5}}
-    script(llm, text="ok", usage={"input_tokens": 81, "output_tokens_details": {"reasoning_tokens": 1}, **details})
-    reply, _ = await ask(either)
-    assert reply.usage == CanonicalUsage(input=16, output=1, cache_read=60, cache_write=5, reasoning=1)
-
-
 async def test_a_reported_cost_is_kept(either: ResponsesModel, llm: LLM) -> None:
     script(llm, text="ok", usage={"cost": 0.002})
     assert (await ask(either))[0].cost == 2_000
@@ -80,11 +68,6 @@ async def test_a_refusal_by_the_model_is_its_answer(either: ResponsesModel, llm:
     script(llm, text="I cannot help with that.", is_refusal=True, chunk_chars=5)
     reply, shown = await ask(either)
     assert (reply.text, shown[-1]) == ("I cannot help with that.",) * 2
-
-
-async def test_a_refusal_by_the_model_is_streamed(model: ResponsesModel, llm: LLM) -> None:
-    script(llm, text="I cannot", is_refusal=True, chunk_chars=5)
-    assert (await ask(model))[1] == ["I can", "I cannot"]
 
 
 async def test_the_request_is_legal_and_nothing_is_stored_at_the_provider(model: ResponsesModel, llm: LLM) -> None:

@@ -109,15 +109,6 @@ async def test_an_impossible_schedule_is_refused_unasked(chat: Chat, arguments: 
     assert await chat.store.read(load_schedules, tools.context.chat_id) == []
 
 
-async def test_a_scheduled_turn_cannot_add_schedules(chat: Chat) -> None:
-    tools = Tools(chat, await chat.start("hello"))
-    await tools.call("add", cron="@daily", text="look")
-    tools.context = replace(tools.context, is_scheduled=True)
-    assert "a scheduled turn cannot add schedules" in await tools.call("add", cron="@hourly", text="look")
-    assert "`@daily`" in await tools.call("list")
-    assert await tools.call("remove", id=1) == "asked: Schedule 1 is removed."
-
-
 async def test_in_a_group_only_moderators_add_and_only_they_or_the_creator_change(chat: Chat) -> None:
     group = Chat(
         chat.store, ChatKey(platform="telegram", account="telegram", chat_ref="-1"), ChatKind.GROUP, clock=chat.clock
