@@ -18,10 +18,10 @@ _ONLY_WHEN_STRICT = ("private_key", "unknown_key")
 
 
 async def responses(call: Call) -> web.StreamResponse:
-    """Check the request, count its tokens, choose a reply, and send it. Store the conversation for
-    `previous_response_id`."""
+    """Check the request, count its tokens, choose a reply, and send it. Keep the conversation if `store` is true."""
     body, llm = call.body, call.llm
-    items = _all_items(call)
+    given = body.get("input")
+    items: list[Json] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or [])
     instructions = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     _require_legal(call, check_items(items, body.get("tools")))
     messages = instructions + _as_messages(items)
@@ -71,23 +71,6 @@ async def responses(call: Call) -> web.StreamResponse:
     if call.is_stream:
         return await send_stream(call, reply, _frames(call, reply, base, output, final))
     return await send_whole(call, reply, final, {"x-request-id": call.row["id"]})
-
-
-def _all_items(call: Call) -> list[Json]:
-    """Return the input, preceded by the conversation that it continues."""
-    given = call.body.get("input")
-    items: list[Json] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or [])
-    previous = call.body.get("previous_response_id")
-    if not previous:
-        return items
-    if previous not in call.llm.stored_responses:
-        raise openai_error(
-            400,
-            f"Previous response with id '{previous}' not found.",
-            code="previous_response_not_found",
-            param="previous_response_id",
-        )
-    return call.llm.stored_responses[previous] + items
 
 
 def _ending(reply: Json) -> Json:

@@ -304,8 +304,6 @@ async def _get_updates(telegram: Telegram, bot: Bot, method: str, params: Json) 
 async def _webhook(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json | bool:
     if method == "getWebhookInfo":
         return tg_updates.webhook_info(bot)
-    if params.get("drop_pending_updates"):
-        bot.updates.clear()
     if method == "deleteWebhook" or not params.get("url"):
         raise Described(True, tg_updates.delete_webhook(bot))
 
