@@ -286,6 +286,7 @@ def test_every_error_has_short_sentences_without_placeholders(kind: type[ModelEr
         (ModelRateLimited("x"), "in a minute"),
         (ModelUnavailable("x", retry_after=600), "in 10 minutes"),
         (ModelUnavailable("x"), "in a minute"),
+        (ModelTimeout("x"), "took too long to answer. Send /retry to try again."),
         (ContextOverflow("x", window=8_192), "of 8,192 tokens. Send /compress"),
         (ContextOverflow("x"), "context window. Send /compress"),
         (OutputCapExceeded("x", cap=4_096), "(4,096 tokens)"),
