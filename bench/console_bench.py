@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import aiohttp
+from gateway.console.pages import PAGES
 from yarl import URL
 
 from bench.console_store import LINEAGE, LONG, Size, fill
@@ -17,7 +18,6 @@ from bench.corpus import CHINESE, COMMON, PHRASE, RARE
 from bench.cpu import cpu_seconds
 from bench.measure import Measure, resident_mb
 from bench.screenshots import ANSWER
-from gateway.console.pages import PAGES
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
 from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
 from tests.e2e.protocols import CHAT_COMPLETIONS
