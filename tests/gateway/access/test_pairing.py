@@ -17,9 +17,8 @@ from gateway.access.pairing import (
 )
 from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
-from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Cursor, UserRef
-from tests.gateway.helpers import BOSS, BOSS_CHAT, EVE, EVE_CHAT, Serve, TestGateway
+from tests.gateway.helpers import BOSS, BOSS_CHAT, EVE, EVE_CHAT, TestGateway
 from tests.gateway.inbound.test_admission import CURSOR, message, owed
 from tests.gateway.operator.test_handlers import operator
 from tests.hermes_state.rows import START, migrated
@@ -74,30 +73,11 @@ def test_a_code_from_a_deleted_chat_still_gives_access(db: sqlite3.Connection) -
     assert owed(db) == []
 
 
-async def test_an_admins_approval_sends_one_welcome_and_a_replay_sends_none(gateway: TestGateway) -> None:
-    offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
-    approval = await gateway.say(f"/pair approve {offered.split('`')[1]}", chat=BOSS_CHAT, sender=BOSS)
-    assert await gateway.replies(2, EVE_CHAT) == [offered, WELCOME[UserRole.USER]]
-    assert gateway.access.role_of(EVE.ref) is UserRole.USER, "before they can answer the welcome"
-    await gateway.intake.accept(approval)
-    assert await gateway.ask("hi", chat=EVE_CHAT, sender=EVE) == "echo: hi"
-    assert gateway.adapter.texts(EVE_CHAT).count(WELCOME[UserRole.USER]) == 1
-
-
 async def test_an_approval_by_command_line_sends_a_welcome(gateway: TestGateway) -> None:
     offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
     args = {"code": offered.split("`")[1], "role": "admin"}
     await operator(gateway).handlers()["pair.approve"](args)
     assert await gateway.replies(2, EVE_CHAT) == [offered, WELCOME[UserRole.ADMIN]]
-
-
-async def test_an_approval_while_stopped_sends_the_welcome_at_the_next_start(serve: Serve, store: Store) -> None:
-    async with serve() as gateway:
-        offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
-    await store.write(approve_pairing, offered.split("`")[1], UserRole.USER, "x", gateway.clock.now())
-    async with serve(adapter=gateway.adapter) as again:
-        assert await again.replies(2, EVE_CHAT) == [offered, WELCOME[UserRole.USER]]
-        assert await again.ask("hi", chat=EVE_CHAT, sender=EVE) == "echo: hi"
 
 
 async def test_a_strangers_name_cannot_add_a_link_to_an_admins_chat(gateway: TestGateway) -> None:

@@ -73,6 +73,7 @@ BOT = replace(ANN, is_bot=True)
     [
         (ANN, ChatKind.DIRECT, True, AccessResult.ADMITTED),
         (EVE, ChatKind.DIRECT, True, AccessResult.STRANGER),
+        (replace(EVE, name=ANN.ref), ChatKind.DIRECT, True, AccessResult.STRANGER),
         (ANN, ChatKind.GROUP, True, AccessResult.ADMITTED),
         (ANN, ChatKind.GROUP, False, AccessResult.UNADDRESSED),
         (EVE, ChatKind.GROUP, True, AccessResult.DENIED),
@@ -89,12 +90,6 @@ async def test_which_messages_are_admitted(
     access = access_of(store)
     assert access.judge(await message(store, tmp_path, sender, kind, is_addressed)) is result
     assert (access.counts[result], sum(access.counts.values())) == (1, 1)
-
-
-async def test_a_name_never_gives_access(store: Store, tmp_path: Path) -> None:
-    access = access_of(store)
-    impostor = Sender(platform="telegram", id="666", name=ANN.ref)
-    assert access.judge(await message(store, tmp_path, impostor, ChatKind.DIRECT, True)) is AccessResult.STRANGER
 
 
 async def test_of_two_concurrent_loads_the_later_one_wins(store: Store) -> None:

@@ -30,7 +30,6 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.engines import opening
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID
 from hermes_state.errors import CommandError, ConfigError
-from hermes_state.store.lock import FileLock
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
 from tests.databases import about_files, open_store
 from tests.fakes import fake_discord, fake_llm, fake_telegram
@@ -59,29 +58,6 @@ def spawned(environ: Mapping[str, str], *words: str, stdin: str = "") -> subproc
     return subprocess.run(
         command, env=dict(environ), input=stdin, capture_output=True, text=True, timeout=60, check=False
     )
-
-
-@pytest.fixture
-def no_user_home(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user id without a passwd entry, and no HOME, as in many containers."""
-
-    def unknown(uid: int) -> object:
-        raise KeyError(f"getpwuid(): uid not found: {uid}")
-
-    del environ["HOME"]
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", unknown)
-
-
-@pytest.mark.usefixtures("no_user_home")
-def test_a_user_without_a_home_directory_needs_only_hermes_home(run: Run, home: Path) -> None:
-    assert run("config", "check", HERMES_HOME=str(home)).exit_code == 0
-    doctor = run("doctor", HERMES_HOME=str(home))
-    assert doctor.exception is None or isinstance(doctor.exception, SystemExit)
-    for place in ("", "~/state"):
-        refused = run("config", "check", HERMES_HOME=place)
-        assert isinstance(refused.exception, ConfigError)
-        assert "set HERMES_HOME" in str(refused.exception)
 
 
 async def threaded(run: Run, *words: str, **variables: str) -> Result:
@@ -182,26 +158,6 @@ def test_invalid_characters_in_the_configuration_exit_78(
     assert done.returncode == 78
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("hermes-gateway: configuration: ")
-
-
-def test_run_refuses_a_foreign_state_directory_and_touches_nothing(environ: dict[str, str], home: Path) -> None:
-    home.mkdir()
-    with sqlite3.connect(home / "state.db") as db:
-        db.execute("CREATE TABLE sessions (id TEXT)")
-    db.close()
-    before = (home / "state.db").read_bytes()
-    done = spawned(environ, "run")
-    assert done.returncode == 78
-    assert str(home / "state.db") in done.stderr
-    assert (os.listdir(home), (home / "state.db").read_bytes()) == (["state.db"], before)
-
-
-def test_a_database_held_by_another_process_exits_75_and_names_it(environ: dict[str, str], home: Path) -> None:
-    home.mkdir()
-    with FileLock.acquire(home / "state.db.lock", what="the database"):
-        done = spawned({**environ, "HERMES_LOCAL__PORT": "0"}, "run")
-    assert done.returncode == 75
-    assert f"process {os.getpid()}" in done.stderr
 
 
 def test_a_wrong_command_line_is_not_a_configuration_error(environ: dict[str, str]) -> None:

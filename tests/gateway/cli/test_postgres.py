@@ -10,7 +10,6 @@ from typing import TypeAlias
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.access.pairing import offer_pairing
 from gateway.cli import app
 from hermes_state.engines.opening import COPY_NOTE, open_store
 from hermes_state.engines.postgres.migrate import shipped_migrations
@@ -18,7 +17,7 @@ from hermes_state.engines.postgres.seat import PostgresSeat
 from hermes_state.errors import DatabaseRejected, LockUnavailable
 from hermes_state.store.seats import NodeInfo
 from hermes_state.store.sql import load_note, save_note
-from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
+from hermes_state.values import SystemClock
 from tests.cluster.pooler import pooler_before
 from tests.hermes_state.rows import make_chat
 from tests.postgres import PASSWORD, Postgres, connect
@@ -110,25 +109,6 @@ def test_status_and_lists_read_the_database_directly(run: Run, postgres_url: str
     assert status.exit_code == 3
     assert "messages" in status.output
     assert "No pending requests" in run(postgres_url, "pair", "list").output
-
-
-async def test_pairing_works_while_no_daemon_runs(run: Run, postgres_url: str, tmp_path: Path) -> None:
-    message = InboundMessage(
-        event_ref="7:1",
-        chat=ChatKey(platform="telegram", account="telegram", chat_ref="42"),
-        chat_kind=ChatKind.DIRECT,
-        sender=Sender(platform="telegram", id="42", name="Ada"),
-        text="let me in",
-        message_ref="1",
-        sent_at=Millis(0),
-        is_addressed=True,
-    )
-    async with open_store(tmp_path / "home/state.db", postgres_url) as store:
-        await store.write(offer_pairing, message, CODE, None, SystemClock().now())
-    done = await asyncio.to_thread(run, postgres_url, "pair", "approve", CODE)
-    assert "Ada (telegram:42) can now use the bot as user." in done.output
-    done = await asyncio.to_thread(run, postgres_url, "pair", "revoke", "telegram:42")
-    assert "no longer has access" in done.output
 
 
 def test_backup_and_repair_refer_to_postgresql(run: Run, postgres_url: str, tmp_path: Path) -> None:

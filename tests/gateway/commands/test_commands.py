@@ -20,7 +20,6 @@ from gateway.commands.table import REGISTRY
 from gateway.inbound.intake import AFTER_THIS_ANSWER, STEERED
 from gateway.turns.lanes import TURNED_AWAY
 from hermes_state.admin.pairings import UserRole
-from hermes_state.errors import ModelUnavailable
 from hermes_state.store.sql import Connection
 from hermes_state.values import Millis, Sender
 from tests.gateway.helpers import (
@@ -149,15 +148,6 @@ async def test_an_unknown_command_gets_a_suggestion_and_starts_no_turn(gateway: 
     assert gateway.model.requests == []
 
 
-@pytest.mark.parametrize(
-    "command", ["/stop", "/status", "/help", "/history", "/sessions", "/whoami", "/queue", "/nonsense"]
-)
-async def test_a_command_is_answered_while_the_model_hangs(gateway: TestGateway, command: str) -> None:
-    await hanging(gateway)
-    await gateway.say(command)
-    await eventually(lambda: gateway.adapter.texts(), "an answer")
-
-
 async def test_status_shows_the_running_turn_the_queue_and_the_context(gateway: TestGateway) -> None:
     assert "Conversation: none yet" in await gateway.ask("/status")
     await gateway.ask("q")
@@ -210,13 +200,6 @@ async def test_new_starts_a_conversation_and_resume_goes_back(gateway: TestGatew
     assert "“First things”" in await gateway.ask("/title")
 
 
-async def test_reset_is_new(gateway: TestGateway) -> None:
-    await gateway.ask("one")
-    assert "Started a new conversation." in await gateway.ask("/reset")
-    await gateway.ask("two")
-    assert [row.text for row in gateway.model.requests[-1].transcript] == ["two"]
-
-
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -246,21 +229,6 @@ async def test_invalid_commands_get_a_helpful_error(gateway: TestGateway, line: 
     assert await gateway.inbox_states() == ["done"]
 
 
-async def test_rows_before_new_belong_to_the_old_conversation_and_rows_after_to_the_new(gateway: TestGateway) -> None:
-    hang = await hanging(gateway)
-    await gateway.say("before")
-    await gateway.say("/new")
-    await gateway.say("after")
-    await eventually(lambda: gateway.adapter.texts() == [AFTER_THIS_ANSWER], "the acknowledgement")
-    hang.release()
-    await gateway.quiet()
-    assert [[row.text for row in request.transcript] for request in gateway.model.requests] == [
-        ["q"],
-        ["q", "finally", "before"],
-        ["after"],
-    ]
-
-
 async def test_a_command_sent_right_after_a_message_is_acknowledged(gateway: TestGateway) -> None:
     hang = Hang()
     gateway.model.script.append(hang)
@@ -284,12 +252,6 @@ async def test_retry_answers_the_same_message_again_without_the_old_answer(serve
         assert [row.text for row in gateway.model.requests[-1].transcript] == ["one"]
         await gateway.ask("two")
         assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "two"]
-
-
-async def test_retry_after_a_failure(gateway: TestGateway) -> None:
-    gateway.model.script.extend([ModelUnavailable("down")] * 4)
-    assert "/retry" in await gateway.ask("one")
-    assert await gateway.ask("/retry") == "echo: one"
 
 
 async def test_an_interrupted_retry_resumes_after_a_crash(serve: Serve) -> None:
@@ -328,18 +290,6 @@ async def test_a_queued_message_waits_and_is_a_turn_of_its_own(serve: Serve) -> 
         assert "1. one thing\n2. another" in gateway.adapter.texts()[2]
         hang.release()
         assert (await gateway.replies(6))[3:] == ["finally", "echo: one thing", "echo: another"]
-
-
-async def test_a_steer_joins_the_turn_and_is_acknowledged(serve: Serve) -> None:
-    gate = asyncio.Event()
-    async with serve(tools=[tool("look", lambda: gate)]) as gateway:
-        gateway.model.script.append(calls("look"))
-        await gateway.say("q")
-        await gateway.until_rows("SELECT 1 FROM tool_runs")
-        await gateway.say("/steer in French")
-        await eventually(lambda: gateway.adapter.texts() == [STEERED], "the acknowledgement")
-        gate.set()
-        assert await gateway.replies(2) == [STEERED, "echo: q | in French"]
 
 
 async def test_a_steer_whose_sender_loses_access_does_not_join(serve: Serve) -> None:
@@ -389,16 +339,6 @@ async def test_a_steer_without_a_turn_is_a_message(gateway: TestGateway) -> None
 
 
 # ---- groups
-
-
-async def test_in_a_group_only_the_starter_or_an_admin_stops(gateway: TestGateway) -> None:
-    await hanging(gateway, "ann asks", chat=GROUP)
-    assert "Only the person who started" in await _said(gateway, "/stop", BOB)
-    assert gateway.model.running == 1
-    assert await _said(gateway, "/stop", BOSS) == "Stopped."
-    await eventually(lambda: gateway.model.running == 0, "the model is let go")
-    await gateway.quiet(GROUP)
-    assert await gateway.turns_of(GROUP) == [("stopped", "ann asks")]
 
 
 async def test_in_a_group_stop_all_drops_the_senders_messages_or_all_for_an_admin(gateway: TestGateway) -> None:

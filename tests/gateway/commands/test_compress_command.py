@@ -10,14 +10,14 @@ from structlog.testing import capture_logs
 
 from agent.context.limits import ContextSettings
 from agent.model.base import FinishReason, ModelReply
-from gateway.commands.compression import STARTED, STOPPED
+from gateway.commands.compression import STARTED
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, CommandRequest, CommandResult
 from gateway.commands.table import REGISTRY
 from gateway.commands.turns import stop
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
-from hermes_state.values import LineageId, Message, Origin, Transcript
+from hermes_state.values import LineageId, Origin, Transcript
 from tests.gateway.helpers import (
     BOB,
     BOSS,
@@ -288,42 +288,6 @@ async def test_manual_compression_works_when_automatic_compression_is_off(talk: 
 # ---- while it works
 
 
-async def test_commands_are_answered_while_the_summary_hangs(gateway: TestGateway, model: CountingModel) -> None:
-    model.summary = hang = Hang(says="", text=SUMMARY)
-    await gateway.say("/compress")
-    await eventually(lambda: gateway.adapter.texts()[-1] == STARTED, "acknowledged")
-    await hang.begun.wait()
-    await gateway.say("/status")
-    await eventually(lambda: "Context" in gateway.adapter.texts()[-1], "/status")
-    await gateway.say("said meanwhile")
-    await asyncio.sleep(0.05)
-    assert not any("meanwhile" in text for text in gateway.adapter.texts())
-    hang.release()
-    await eventually(lambda: "echo: said meanwhile" in gateway.adapter.texts(), "the message is answered")
-    told = next(at for at, text in enumerate(gateway.adapter.texts()) if text.startswith("Compressed: "))
-    assert told < gateway.adapter.texts().index("echo: said meanwhile")
-    assert any(row.origin is Origin.SUMMARY for row in model.turns[-1].transcript)
-
-
-async def test_stop_cancels_a_hanging_summary_and_the_chat_continues(
-    gateway: TestGateway, model: CountingModel
-) -> None:
-    before = await view_of(gateway)
-    model.summary = hang = Hang(says="")
-    await gateway.say("/compress")
-    await hang.begun.wait()
-    await gateway.say("said meanwhile")
-    await gateway.say("/stop")
-    await eventually(lambda: any("Stopped." in text for text in gateway.adapter.texts()), "/stop")
-    await eventually(lambda: "echo: said meanwhile" in gateway.adapter.texts(), "the message is answered")
-    assert STOPPED in gateway.adapter.texts()
-    assert (await view_of(gateway))[: len(before)] == before
-    assert await gateway.rows(EVENTS) == []
-    model.summary = answer(SUMMARY)
-    assert "Compressed: " in await compress(gateway)
-    assert (await gateway.ask("/stop")).startswith("Nothing was running")
-
-
 class SlowStop:
     """`/stop` whose transaction waits for the test, to simulate a slow database."""
 
@@ -385,10 +349,6 @@ async def test_in_a_group_only_the_sender_or_an_admin_stops_a_compression(talk: 
 
 
 # ---- back again
-
-
-def visible(rows: Transcript) -> list[Message]:
-    return [row for row in rows if row.origin in (Origin.HUMAN, Origin.ASSISTANT)]
 
 
 async def test_compress_undo_restores_the_view_and_keeps_later_messages(

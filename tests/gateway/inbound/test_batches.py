@@ -191,12 +191,6 @@ async def test_a_flood_in_one_batch_fills_the_queue_and_the_rest_is_refused_once
         assert await gateway.rows("SELECT count(*) FROM outbox") == [(1,)]
 
 
-async def test_a_large_batch_is_stored_in_several_commits(serve: Serve) -> None:
-    async with serve(sessions={"messages_per_minute": 0}, is_started=False) as gateway:
-        received = [ReceivedEvent(gateway.message("m", chat=chat(number))) for number in range(230)]
-        assert await deliver(gateway, received) == [100, 100, 30]
-
-
 @pytest.mark.parametrize("seed", range(8))
 async def test_batches_store_the_same_rows_as_single_events(serve: Serve, tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)

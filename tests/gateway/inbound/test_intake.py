@@ -6,12 +6,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.access.pairing import STILL_WAITING
-from gateway.inbound.intake import MAX_WAITING, NO_ACCESS
+from gateway.inbound.intake import NO_ACCESS
 from hermes_state.errors import StoreUnavailable
-from hermes_state.inbox import EDIT_PREFIX
-from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, Cursor, Sender
-from tests.databases import place_of
+from hermes_state.values import ChatKey, Cursor
 from tests.gateway.helpers import (
     BOB,
     EVE,
@@ -25,7 +22,7 @@ from tests.gateway.helpers import (
     hanging,
     settled,
 )
-from tests.hermes_state.helpers import locked_by_another_process, one_batch, set_max_pages
+from tests.hermes_state.helpers import one_batch, set_max_pages
 
 
 def cursor(seen: int) -> Cursor:
@@ -93,14 +90,6 @@ async def test_a_strangers_slash_command_is_answered_each_time(gateway: TestGate
     assert [request.ticket for request in gateway.adapter.requests] == ["t0", "t1"]
 
 
-async def test_bots_are_ignored(serve: Serve) -> None:
-    async with serve(access={"allow_all": True}) as gateway:
-        robot = Sender(platform=PLATFORM, id="5", name="Robot", is_bot=True)
-        await gateway.say("beep", sender=robot, cursor=cursor(7))
-        assert await gateway.inbox_states() == []
-        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": "7"}
-
-
 # ---- stored first, once
 
 
@@ -126,26 +115,6 @@ async def test_a_full_database_refuses_the_event_and_accepts_the_repeat(gateway:
     assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
 
 
-async def test_a_locked_database_delays_and_loses_nothing(serve: Serve, store: Store) -> None:
-    async with serve(sessions={"merge_seconds": 0}) as gateway:
-        with locked_by_another_process(place_of(store), 0.5):
-            await asyncio.gather(*(gateway.say(f"m{number}") for number in range(3)))
-        assert sorted(await gateway.replies(3)) == [f"echo: m{number}" for number in range(3)]
-
-
-async def test_replaying_any_event_starts_nothing(gateway: TestGateway) -> None:
-    message = await gateway.say("one")
-    await gateway.replies(1)
-    edit = await gateway.edit(message, "won")
-    requests = len(gateway.model.requests)
-    inbox = await gateway.rows("SELECT * FROM inbox")
-    for event in (message, edit, message):
-        await gateway.intake.accept(event, cursor(3))
-    await settled()
-    assert len(gateway.model.requests) == requests
-    assert await gateway.rows("SELECT * FROM inbox") == inbox
-
-
 async def test_an_event_cancelled_after_its_commit_is_answered_when_repeated(gateway: TestGateway) -> None:
     for line in ("hello", "/whoami"):
         message = gateway.message(line)
@@ -161,34 +130,7 @@ async def test_an_event_cancelled_after_its_commit_is_answered_when_repeated(gat
     assert "telegram:1" in gateway.adapter.texts()[1]
 
 
-async def test_a_flood_from_one_sender_is_refused_once_and_others_are_accepted(serve: Serve) -> None:
-    async with serve(sessions={"messages_per_minute": 0}) as gateway:
-        hang = await hanging(gateway, chat=GROUP)
-        for number in range(MAX_WAITING + 7):
-            await gateway.say(f"m{number}", chat=GROUP)
-        await gateway.say("bob", chat=GROUP, sender=BOB)
-        await eventually(lambda: gateway.adapter.texts(GROUP), "the refusal")
-        await settled()
-        [said] = gateway.adapter.texts(GROUP)
-        assert f"{MAX_WAITING} messages in the queue" in said
-        hang.release()
-        await gateway.quiet(GROUP)
-        assert await gateway.turns_of(GROUP) == [
-            ("finished", "q"),
-            ("finished", " | ".join(f"m{number}" for number in range(MAX_WAITING))),
-            ("finished", "bob"),
-        ]
-
-
 # ---- groups
-
-
-async def test_in_a_shared_group_the_model_sees_the_sender(gateway: TestGateway) -> None:
-    await gateway.ask("from ann", chat=GROUP)
-    await gateway.ask("from bob", chat=GROUP, sender=BOB)
-    rows = [(row.sender_name, row.text) for row in gateway.model.requests[-1].transcript if row.sender_name]
-    assert rows == [("Ann", "from ann"), ("Bob", "from bob")]
-    assert gateway.model.requests[-1].style.is_shared
 
 
 async def test_per_user_keeps_people_of_a_group_apart(serve: Serve) -> None:
@@ -223,25 +165,6 @@ async def test_a_stop_overheard_before_its_turn_stops_it_later(gateway: TestGate
 
 
 # ---- edits, deletions, moves
-
-
-async def test_the_model_reads_the_edited_text_of_a_waiting_message(gateway: TestGateway) -> None:
-    hang = await hanging(gateway)
-    message = await gateway.say("wrnog")
-    await gateway.edit(message, "right")
-    hang.release()
-    assert await gateway.replies(2) == ["finally", "echo: right"]
-
-
-async def test_an_edit_after_the_turn_joins_the_next_turn(gateway: TestGateway) -> None:
-    message = await gateway.say("at 5")
-    await gateway.replies(1)
-    await gateway.edit(message, "at 6")
-    await settled()
-    assert len(gateway.model.requests) == 1
-    await gateway.ask("when?")
-    texts = [row.text for row in gateway.model.requests[-1].transcript]
-    assert texts == ["at 5", "echo: at 5", EDIT_PREFIX + "at 6", "when?"]
 
 
 async def test_an_edit_needs_access_and_authorship(gateway: TestGateway) -> None:

@@ -54,17 +54,6 @@ async def test_a_status_repeated_on_a_full_disk_is_answered_once(gateway: TestGa
     assert ["Database: cannot be written" in text for text in gateway.adapter.texts()] == [False, True]
 
 
-async def test_an_offline_stop_is_answered_at_once_and_confirmed_later(gateway: TestGateway) -> None:
-    await hanging(gateway)
-    with locked_by_another_process(place_of(gateway.store), LOCK_SECONDS):
-        saying = asyncio.create_task(gateway.say("/stop"))
-        await eventually(lambda: gateway.adapter.texts() == [STOPPED], "an answer")
-        assert gateway.model.running == 0
-    await saying
-    assert await gateway.replies(2) == [STOPPED, "Stopped."]
-    assert await gateway.turns_of() == [("stopped", "q")]
-
-
 async def test_an_offline_steer_is_not_acknowledged_before_it_is_stored(serve: Serve, store: Store) -> None:
     gate = asyncio.Event()
     async with serve(tools=[tool("look", lambda: gate)]) as gateway:

@@ -19,23 +19,6 @@ def test_each_configured_name_is_listed_once() -> None:
     assert list(known_routes(MODEL)) == ["big", "fast", "local", "Spare"]
 
 
-@pytest.mark.parametrize(
-    ("written", "stored", "name"),
-    [("fast", "fast", "small"), ("LOCAL", "local", "llama"), ("spare", "Spare", "Spare")],
-)
-def test_everybody_can_choose_a_configured_model(written: str, stored: str, name: str) -> None:
-    assert choose(MODEL, written, UserRole.USER) == stored
-    route = route_of(MODEL, stored)
-    assert route is not None
-    assert route.name == name
-
-
-@pytest.mark.parametrize("written", ["default", "Default", "big", "BIG"])
-def test_choosing_the_configured_model_clears_the_choice(written: str) -> None:
-    assert choose(MODEL, written, UserRole.USER) is None
-    assert route_of(MODEL, None) == MODEL.route
-
-
 def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
     with pytest.raises(CommandError, match="Did you mean `/model fast`"):
         choose(MODEL, "fats", UserRole.USER)

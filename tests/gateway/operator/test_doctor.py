@@ -69,13 +69,6 @@ def test_an_unreadable_state_directory_is_one_finding(environ: dict[str, str]) -
     assert "home" not in found
 
 
-def test_an_invalid_configuration_shows_the_loaders_sentence(environ: dict[str, str], home: Path) -> None:
-    (home / "config.yaml").write_text("sessions: {groups: both}")
-    found = findings(environ)
-    assert found["config"].verdict is CheckStatus.FAILED
-    assert "shared, per_user" in found["config"].text
-
-
 async def test_an_invalid_configuration_hides_neither_warnings_nor_the_running_daemon(
     environ: dict[str, str], home: Path
 ) -> None:

@@ -328,12 +328,6 @@ async def test_the_daemon_refuses_invalid_arguments(store: Store, name: str, arg
         await look_up(store, name, args, redact)
 
 
-def test_a_chat_is_found_by_its_name() -> None:
-    with migrated() as db:
-        mine = ensure_chat(db, key_of("9"), ChatKind.DIRECT, None, START)
-        assert find_chat(db, "telegram:9") == mine
-
-
 @pytest.mark.parametrize(
     ("name", "is_chat", "is_within", "sentence"),
     [
@@ -369,15 +363,3 @@ async def test_search_works_with_an_invalid_configuration(run: Run, home: Path) 
     await filled(home)
     (home / "config.yaml").write_text("local: {prot: 1}")
     assert "[redacted]" in (await asyncio.to_thread(run, "search", "red")).output
-
-
-async def test_the_command_line_hides_configured_secrets(run: Run, home: Path) -> None:
-    def one(db: sqlite3.Connection) -> None:
-        chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
-        exchange(db, chat, "the door opens with plainwordsecret today", "open")
-
-    store = await open_store(home / "state.db")
-    await store.write(one)
-    await store.close()
-    done = await asyncio.to_thread(partial(run, "search", "door", OPENAI_API_KEY="plainwordsecret"))
-    assert "opens with [redacted] today" in done.output

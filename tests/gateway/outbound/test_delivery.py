@@ -216,23 +216,6 @@ async def test_an_unreachable_chat_is_not_tried_again(gateway: TestGateway) -> N
     assert len(gateway.adapter.requests) == 1
 
 
-async def test_during_a_penalty_nothing_is_sent_and_then_the_final_arrives(gateway: TestGateway) -> None:
-    gateway.adapter.troubles.append(RateLimited(0.3))
-    hang = Hang(says="growing")
-    gateway.model.script.append(hang)
-    await owe(gateway, "hello")
-    await eventually(lambda: gateway.adapter.requests, "the first attempt")
-    began = time.monotonic()
-    await gateway.say("q")
-    await hang.begun.wait()
-    await settled(0.15)
-    assert (len(gateway.adapter.requests), gateway.adapter.previews, gateway.adapter.typed) == (1, [], [])
-    hang.release()
-    assert await gateway.replies(2) == ["hello", "finally"]
-    assert time.monotonic() - began >= 0.29
-    assert not gateway.adapter.requests[1].is_repeat
-
-
 async def test_a_reply_follows_its_chat_to_the_new_id(gateway: TestGateway) -> None:
     gateway.adapter.troubles.append(ChatMoved("-200"))
     chat = await owe(gateway, "hello")

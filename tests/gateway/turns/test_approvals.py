@@ -64,20 +64,6 @@ async def ask(gateway: TestGateway) -> None:
     await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
 
 
-async def test_an_approval_request_expires_and_counts_as_denied(
-    gateway: TestGateway, ran: list[str], clock: LateClock
-) -> None:
-    gateway.model.script += [calls("write_down"), answer("then not")]
-    await gateway.say("write it down")
-    await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
-    clock.ahead_ms = 61 * 60_000
-    gateway.asked.wake()
-    await eventually(lambda: "then not" in gateway.adapter.texts(), "the turn goes on")
-    assert ran == []
-    assert await gateway.rows("SELECT state, decided_by FROM approvals") == [("expired", "")]
-    assert "no one approved this call" in str(gateway.model.requests[-1].transcript[-1].text)
-
-
 async def test_continuing_after_many_approvals_does_not_count_as_a_restart(gateway: TestGateway) -> None:
     gateway.model.script += [calls("write_down") for _ in range(MAX_RESTARTS + 1)]
     await gateway.say("write it down")

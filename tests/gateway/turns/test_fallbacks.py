@@ -1,6 +1,5 @@
 """Fallback models: order, number of calls, notices, and when fallbacks end."""
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -20,18 +19,14 @@ from hermes_state.errors import (
     OutputCapExceeded,
     SpendingCapExceeded,
 )
-from hermes_state.values import ToolEffect
 from tests.gateway.helpers import (
     GROUP,
     Hang,
-    MemoryAdapter,
     Respond,
     ScriptedModel,
     Serve,
     answer,
-    calls,
 )
-from tests.gateway.turns.test_lanes import tool
 
 TWO = {"name": "scripted", "fallbacks": ["spare"]}
 THREE = {"name": "scripted", "fallbacks": ["spare", "last"]}
@@ -167,42 +162,6 @@ async def test_a_spending_cap_or_content_filter_ends_the_fallbacks(serve: Serve)
             assert sentence_for(error) in (await gateway.ask("q"))
             assert last.requests == []
             await gateway.ask("/new")
-
-
-async def test_a_fallback_does_not_repeat_finished_steps(serve: Serve) -> None:
-    ran: list[str] = []
-    looking = tool("look", lambda: ran.append("look"), ToolEffect.WRITES)
-    model, spare = ScriptedModel(), saying("done by the spare one")
-    model.script.extend([calls("look"), AuthRejected("x")])
-    async with serve(chat_model=model, others={"spare": spare}, tools=[looking], model=TWO) as gateway:
-        assert (await gateway.ask("q")).startswith("done by the spare one")
-        assert ran == ["look"]
-        [request] = spare.requests
-        assert [row.text for row in request.transcript] == ["q", None, "look done"]
-
-
-async def test_partial_text_of_a_failed_model_is_discarded(serve: Serve) -> None:
-    adapter, model, hang = MemoryAdapter(), ScriptedModel(), Hang(says="The other ", text="The other answer")
-
-    async def begin(_request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        on_text("Half of a")
-        await asyncio.sleep(0.05)
-        raise AuthRejected("x")
-
-    model.respond = begin
-    spare = ScriptedModel()
-    spare.respond = hang
-    async with serve(adapter=adapter, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
-        await gateway.say("q")
-        await hang.begun.wait()
-        await asyncio.sleep(0.05)
-        hang.release()
-        [said] = await gateway.replies(1)
-        assert said.startswith("The other answer\n\n")
-        shown = [preview.text for preview in adapter.previews]
-        assert "Half of a" in shown
-        assert "The other " in shown
-        assert not [text for text in shown if "Half" in text and "other" in text]
 
 
 async def test_a_turn_stopped_between_two_models_keeps_no_text_of_the_first(serve: Serve) -> None:

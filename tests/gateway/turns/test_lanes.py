@@ -13,7 +13,7 @@ from gateway.turns.lanes import DEAD_LETTER_SENTENCE
 from gateway.turns.runner import CRASH_SENTENCE, DEADLINE_SENTENCE, MAX_RESTARTS, RESTART_SENTENCE
 from hermes_state import journal
 from hermes_state.aio import Backoff
-from hermes_state.errors import AuthRejected, PlatformUnavailable, StoreUnavailable
+from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, IncomingAttachment, Origin, ToolEffect
 from tests.databases import place_of
@@ -30,7 +30,6 @@ from tests.gateway.helpers import (
     Step,
     TestGateway,
     answer,
-    asked,
     calls,
     chat,
     eventually,
@@ -61,16 +60,6 @@ async def test_messages_are_answered_one_turn_after_another_in_order(serve: Serv
         assert gateway.model.most_running == 1
 
 
-async def test_messages_sent_during_a_turn_make_one_next_turn(gateway: TestGateway) -> None:
-    hang = await hanging(gateway, "first")
-    now = gateway.clock.now()
-    for number in range(5):
-        await gateway.say(f"m{number}", at=now + number * 500)
-    hang.release()
-    assert await gateway.replies(2) == ["finally", "echo: m0 | m1 | m2 | m3 | m4"]
-    assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
-
-
 async def test_a_turn_started_with_its_message_equals_one_started_by_a_lane(serve: Serve) -> None:
     async with serve(sessions={"max_turns": 1}) as gateway:
         hang = await hanging(gateway, "first", chat=GROUP)
@@ -80,19 +69,6 @@ async def test_a_turn_started_with_its_message_equals_one_started_by_a_lane(serv
         assert await gateway.replies(1) == ["echo: no room"]
         await gateway.quiet(GROUP)
         assert await gateway.turns_of(GROUP) == [("finished", "first")]
-
-
-async def test_ten_chats_are_answered_while_one_hangs(gateway: TestGateway) -> None:
-    hang = await hanging(gateway, "stuck", chat=chat(99))
-    await asyncio.gather(*(gateway.say(f"hello {number}", chat=chat(number)) for number in range(1, 11)))
-    for number in range(1, 11):
-        await eventually(
-            lambda number=number: gateway.adapter.texts(chat(number)) == [f"echo: hello {number}"],  # type: ignore[misc]
-            "an answer beside the hanging one",
-        )
-    assert gateway.adapter.texts(chat(99)) == []
-    hang.release()
-    assert await gateway.replies(1, chat(99)) == ["finally"]
 
 
 async def test_no_more_turns_run_at_once_than_allowed_and_all_are_answered(serve: Serve) -> None:
@@ -123,26 +99,6 @@ async def test_a_turn_stopped_while_waiting_for_a_slot_calls_no_model(serve: Ser
         assert gateway.model.heard == [["q"], ["long"], ["q", "and now?"]]
 
 
-async def test_a_slow_download_delays_its_own_chat_only(gateway: TestGateway) -> None:
-    gateway.adapter.may_download.clear()
-    gateway.adapter.files["f"] = b"words"
-    file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="a.txt")
-    await gateway.say("read this", chat=chat(1), files=[file])
-    assert await gateway.ask("hello", chat=chat(2)) == "echo: hello"
-    assert gateway.adapter.texts(chat(1)) == []
-    gateway.adapter.may_download.set()
-    assert await gateway.replies(1, chat(1)) == ["echo: read this"]
-
-
-async def test_a_paste_in_three_pieces_is_one_turn(gateway: TestGateway) -> None:
-    await gateway.say("one", expects_more=True)
-    await settled(0.1)
-    await gateway.say("two", expects_more=True)
-    await settled(0.1)
-    await gateway.say("three")
-    assert await gateway.replies(1) == ["echo: one | two | three"]
-
-
 async def test_a_long_message_alone_is_answered_after_a_bounded_wait(gateway: TestGateway) -> None:
     began = time.monotonic()
     assert await gateway.ask("long", expects_more=True) == "echo: long"
@@ -150,37 +106,6 @@ async def test_a_long_message_alone_is_answered_after_a_bounded_wait(gateway: Te
 
 
 # ---- stop
-
-
-async def test_stop_ends_a_hanging_turn_and_keeps_the_partial_answer(gateway: TestGateway) -> None:
-    hang = Hang(says="The answer is")
-    gateway.model.script.append(hang)
-    await gateway.say("q")
-    await eventually(lambda: gateway.adapter.texts() == ["The answer is"], "a preview")
-    await gateway.say("/stop")
-    assert await gateway.replies(2) == ["The answer is …", "Stopped."]
-    [row] = await gateway.rows("SELECT text, body FROM messages WHERE role = 'assistant'")
-    assert row[0] == "The answer is"
-    assert "was_interrupted" in row[1]
-    assert await gateway.ask("next") == "echo: next"
-
-
-async def test_stop_keeps_the_queue_and_stop_all_clears_it(serve: Serve) -> None:
-    async with serve(sessions={"merge_seconds": 0}) as gateway:
-        first, second = Hang(), Hang()
-        gateway.model.script.extend([first, second])
-        await gateway.say("one")
-        await first.begun.wait()
-        await gateway.say("two")
-        await gateway.say("three")
-        await gateway.say("/stop")
-        await second.begun.wait()
-        await eventually(gateway.adapter.texts, "the stop is answered")
-        assert gateway.adapter.texts() == ["Stopped. Still queued: 2 messages. /stop all clears the queue."]
-        assert asked(gateway.model.requests[1])[-1] == "two"
-        await gateway.say("/stop all")
-        assert (await gateway.replies(2))[1] == "Stopped. Removed 1 message from the queue."
-        assert await gateway.inbox_states() == ["done", "done", "dropped", "done", "done"]
 
 
 async def test_a_stop_during_tools_leaves_no_open_call(serve: Serve) -> None:
@@ -321,15 +246,6 @@ async def test_an_answer_stopped_during_its_last_preview_is_still_charged(gatewa
 # ---- interrupt, steer
 
 
-async def test_an_interrupt_keeps_the_partial_answer_and_answers_the_newer_message(serve: Serve) -> None:
-    async with serve(sessions={"busy_mode": "interrupt"}) as gateway:
-        await hanging(gateway, "one", says="so far")
-        await gateway.say("two")
-        assert (await gateway.replies(2))[-1] == "echo: two"
-        assert await gateway.turns_of() == [("stopped", "one"), ("finished", "two")]
-        assert [row.text for row in gateway.model.requests[1].transcript] == ["one", "so far", "two"]
-
-
 async def test_in_a_group_only_the_starter_or_an_admin_interrupts(serve: Serve) -> None:
     async with serve(sessions={"busy_mode": "interrupt"}) as gateway:
         hang, hang2 = Hang(), Hang()
@@ -372,28 +288,7 @@ async def test_a_steer_after_the_last_model_call_becomes_the_next_turn(serve: Se
         assert await gateway.replies(2) == ["finally", "echo: late"]
 
 
-async def test_in_a_group_a_turn_of_another_person_cannot_be_steered(serve: Serve) -> None:
-    gate = asyncio.Event()
-    async with serve(tools=[tool("look", lambda: gate)], sessions={"busy_mode": "steer"}) as gateway:
-        gateway.model.script.append(calls("look"))
-        await gateway.say("ann asks", chat=GROUP)
-        await gateway.until_rows("SELECT 1 FROM tool_runs")
-        await gateway.say("bob asks", chat=GROUP, sender=BOB)
-        gate.set()
-        await gateway.quiet(GROUP)
-        assert await gateway.turns_of(GROUP) == [("finished", "ann asks"), ("finished", "bob asks")]
-
-
 # ---- failure
-
-
-async def test_a_refusing_model_causes_one_error_reply_and_the_chat_continues(gateway: TestGateway) -> None:
-    gateway.model.script.append(AuthRejected("key abc123 is wrong"))
-    said = await gateway.ask("q")
-    assert "API key" in said
-    assert "abc123" not in said
-    assert await gateway.ask("again") == "echo: q | again"
-    assert [state for state, _ in await gateway.turns_of()] == ["failed", "finished"]
 
 
 async def cut_off(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
@@ -443,30 +338,6 @@ async def test_a_message_that_crashes_its_lane_is_set_aside_and_the_chat_continu
 
 
 # ---- draining, restarting
-
-
-async def test_a_drained_lane_finishes_its_turn_and_starts_no_other(serve: Serve) -> None:
-    async with serve() as gateway:
-        hang = await hanging(gateway, "one")
-        draining = asyncio.create_task(gateway.lanes.drain(5.0))
-        await settled(0.01)
-        await gateway.say("two")
-        hang.release()
-        assert await draining == 0
-        assert await gateway.turns_of() == [("finished", "one")]
-        assert await gateway.inbox_states() == ["done", "new"]
-    async with serve(adapter=gateway.adapter) as again:
-        assert await again.replies(2) == ["finally", "echo: two"]
-
-
-async def test_a_turn_cancelled_by_the_drain_resumes_at_the_next_start(serve: Serve) -> None:
-    async with serve() as gateway:
-        await hanging(gateway)
-        assert await gateway.lanes.drain(0.01) == 1
-        assert await gateway.turns_of() == [("running", "q")]
-    async with serve(adapter=gateway.adapter) as again:
-        assert await again.replies(1) == ["echo: q"]
-        assert await again.rows("SELECT state, restarts FROM turns") == [("finished", 0)], "it was left in order"
 
 
 async def test_a_turn_waiting_for_a_slot_does_not_start_during_the_drain(serve: Serve) -> None:
@@ -553,15 +424,6 @@ async def test_a_tool_that_writes_is_not_run_again_after_a_restart(serve: Serve)
         assert await again.replies(1) == ["echo: q"]
         assert runs == ["x"]
         assert await again.rows("SELECT state FROM tool_runs") == [("unknown",)]
-
-
-async def test_messages_that_arrived_while_stopped_are_answered_in_order(serve: Serve) -> None:
-    async with serve(sessions={"merge_seconds": 0}) as gateway:
-        await gateway.lanes.drain(1.0)
-        for number in range(6):
-            await gateway.say(f"m{number}")
-    async with serve(adapter=gateway.adapter, sessions={"merge_seconds": 0}) as again:
-        assert await again.replies(6) == [f"echo: m{number}" for number in range(6)]
 
 
 async def test_an_answer_that_cannot_be_delivered_does_not_stop_the_next_turn(gateway: TestGateway) -> None:

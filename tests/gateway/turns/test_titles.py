@@ -90,39 +90,12 @@ async def tried(gateway: TestGateway, count: int) -> None:
     await eventually(lambda: not gateway.titles._tasks, "nobody works on a title")
 
 
-async def test_a_conversation_is_named_once_after_its_first_answer(gateway: TestGateway, model: NamingModel) -> None:
-    await gateway.ask("why does my login fail?")
-    await named(gateway)
-    assert await title_of(gateway) == "Broken login"
-    assert "This conversation is called “Broken login”." in await gateway.ask("/title")
-    assert "Broken login" in await gateway.ask("/status")
-    assert "Broken login" in await gateway.ask("/sessions")
-    await gateway.ask("and now?")
-    await settled()
-    [request] = model.asked_for_titles
-    [row] = request.transcript
-    assert "why does my login fail?" in (row.text or "")
-    assert "echo: why does my login fail?" in (row.text or "")
-    assert request.payer.chat_id is not None
-    assert request.payer.lineage_id is not None
-
-
 async def test_a_title_is_charged_to_its_conversation(gateway: TestGateway, model: NamingModel) -> None:
     await gateway.ask("hello")
     await named(gateway)
     query = "SELECT purpose, outcome, input_tokens, chat_id, lineage_id, turn_id IS NULL FROM model_calls"
     assert await gateway.rows(f"{query} WHERE purpose = 'title'") == [("title", "ok", 100, 1, 1, 1)]
     assert await gateway.rows("SELECT input_tokens FROM sessions") == [(200,)]
-
-
-async def test_a_title_delays_no_answer(gateway: TestGateway, model: NamingModel) -> None:
-    hang = Hang()
-    model.title = lambda _request: hang
-    await gateway.ask("one")
-    await hang.begun.wait()
-    assert await gateway.ask("two") == "echo: two"
-    assert len(model.asked_for_titles) == 1, "one at a time for a conversation"
-    assert await title_of(gateway) is None
 
 
 async def test_a_title_set_by_a_person_stays(gateway: TestGateway, model: NamingModel) -> None:
@@ -220,37 +193,6 @@ async def test_an_open_circuit_is_not_asked_for_titles(store: Store, tmp_path: P
         await named(gateway)
 
 
-async def test_a_title_interrupted_by_a_crash_is_written_after_the_next_answer(
-    store: Store, tmp_path: Path, model: NamingModel
-) -> None:
-    hang = Hang()
-    model.title = lambda _request: hang
-    async with naming(store, tmp_path, model) as gateway:
-        await gateway.ask("about herons")
-        await hang.begun.wait()
-    model.title = lambda _request: answer("Herons")
-    async with naming(store, tmp_path, model) as gateway:
-        await settled()
-        assert len(model.asked_for_titles) == 1, "a start calls nobody"
-        await gateway.ask("and storks?")
-        await named(gateway)
-        assert await title_of(gateway) == "Herons"
-    assert "about herons" in (model.asked_for_titles[-1].transcript[0].text or "")
-
-
-async def test_a_stopping_gateway_cancels_titles_and_starts_none(gateway: TestGateway, model: NamingModel) -> None:
-    hang = Hang()
-    model.title = lambda _request: hang
-    await gateway.ask("one")
-    await hang.begun.wait()
-    async with asyncio.timeout(20):
-        await gateway.titles.close()
-    assert await gateway.rows(CALLS) == [("cancelled",)]
-    assert await gateway.ask("two") == "echo: two"
-    await settled()
-    assert len(model.asked_for_titles) == 1
-
-
 async def test_concurrent_and_waiting_titles_are_limited(gateway: TestGateway, model: NamingModel) -> None:
     hang = Hang()
     model.title = lambda _request: hang
@@ -279,16 +221,6 @@ async def test_titles_can_be_off_and_the_offline_model_writes_none(
         await gateway.ask("hello")
         await settled()
         assert await title_of(gateway) is None
-    assert not model.asked_for_titles
-
-
-async def test_the_configured_title_model_writes_titles(store: Store, tmp_path: Path, model: NamingModel) -> None:
-    small = NamingModel()
-    small.name = "small"
-    async with naming(store, tmp_path, model, others={"small": small}, **SMALL) as gateway:
-        await gateway.ask("hello")
-        await named(gateway)
-        assert await gateway.rows("SELECT model FROM model_calls WHERE purpose = 'title'") == [("small",)]
     assert not model.asked_for_titles
 
 

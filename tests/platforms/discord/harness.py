@@ -21,7 +21,6 @@ BOT = "900000000000000001"
 ALICE = "100000000000000001"
 BOB = "100000000000000002"
 GENERAL = "300000000000000001"
-BOTS = "300000000000000002"
 
 _FAULTS: dict[Trouble, dict[str, Any]] = {
     "refused": {"kind": "status", "status": 503},

@@ -6,7 +6,6 @@ import discord
 import pytest
 from structlog.testing import capture_logs
 
-from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKind, DeletionEvent, Millis, SystemClock
 from platforms.base import MenuCommand
@@ -128,31 +127,6 @@ async def test_live_messages_wait_for_the_missed_ones_of_their_channel_only(know
     assert kinds[-1] == "DeletionEvent"
 
 
-async def test_the_cursor_does_not_pass_unstored_messages(harness: DiscordHarness) -> None:
-    channel = harness.direct_chat.chat_ref
-    async with harness.running():
-        stored = await harness.write("stored")
-        await harness.intake.wait_for(1)
-        harness.intake.gate.clear()
-        await harness.write("not yet")
-        await harness.write("nor this")
-        await eventually(lambda: len(harness.intake.offered) == 2, "the second is offered")
-        assert harness.intake.cursors[channel] == stored
-    harness.intake.gate.set()
-    async with harness.running():
-        await harness.intake.wait_for(3)
-    assert texts(harness) == ["stored", "not yet", "nor this"]
-
-
-async def test_a_failing_database_skips_no_message(harness: DiscordHarness) -> None:
-    async with running(harness.another_adapter(backoff=Backoff(0.01, 0.05)), harness.intake):
-        harness.intake.refusals = 4
-        for number in range(3):
-            await harness.write(f"message {number}")
-        await harness.intake.wait_for(3)
-    assert texts(harness) == ["message 0", "message 1", "message 2"]
-
-
 async def test_the_cursor_moves_over_ignored_messages(live: DiscordHarness) -> None:
     join = await live.message("", channel="general", type=7)
     await eventually(lambda: live.intake.cursors.get(GENERAL) == join, "the cursor has passed the join message")
@@ -187,14 +161,6 @@ async def test_a_history_that_discord_refuses_does_not_block_its_channel(known: 
         await known.write("live")
         await known.intake.wait_for(1)
     assert texts(known) == ["live"]
-
-
-async def test_a_failed_history_request_is_retried(known: DiscordHarness) -> None:
-    await known.write("missed")
-    await known.fault(match="GET /channels/.*/messages", kind="status", status=503, times=2)
-    async with known.running():
-        await known.intake.wait_for(1)
-    assert texts(known) == ["missed"]
 
 
 async def test_a_first_message_in_an_unknown_channel_is_found(known: DiscordHarness) -> None:

@@ -127,19 +127,6 @@ async def test_a_replayed_message_keeps_its_event_ref(live: DiscordHarness) -> N
     assert live.intake.offered.count(message.event_ref) == 2
 
 
-async def test_a_forwarded_message_includes_its_text(live: DiscordHarness) -> None:
-    message = await heard(live, "placeholder")
-    raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
-    reference = {"type": 1, "channel_id": GENERAL, "message_id": message.message_ref}
-    original = forward(**{**SNAPSHOT, "content": "the original"})
-    await live.post(
-        "event",
-        {"t": "MESSAGE_CREATE", "d": {**raw, "id": live.discord.flake(), **original, "message_reference": reference}},
-    )
-    forwarded = (await live.intake.wait_for(2))[1]
-    assert (forwarded.text, forwarded.words_by, forwarded.quote) == ("the original", "", None)
-
-
 SNAPSHOT = {
     **{"type": 0, "content": "", "timestamp": "2026-01-01T00:00:00+00:00", "edited_timestamp": None, "flags": 0},
     **{key: [] for key in ("attachments", "embeds", "mentions", "mention_roles", "components")},

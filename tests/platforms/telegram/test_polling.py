@@ -42,22 +42,6 @@ async def test_an_update_is_acknowledged_only_after_its_commit(live: TelegramHar
     assert len(live.intake.offered) == 2, "what was acknowledged does not come again"
 
 
-async def test_an_update_that_was_not_stored_comes_again_in_the_next_run(telegram: TelegramHarness) -> None:
-    async with telegram.running():
-        telegram.intake.gate.clear()
-        for number in range(3):
-            await telegram.write(f"message {number}")
-        await eventually(lambda: bool(telegram.intake.offered), "the first update was offered")
-    assert telegram.intake.messages == []
-    telegram.intake.gate.set()
-    async with running(telegram.another_adapter(), telegram.intake):
-        await telegram.intake.wait_for(3)
-    assert telegram.intake.texts == [f"message {number}" for number in range(3)]
-    assert telegram.intake.offered[0] == telegram.intake.messages[0].event_ref, (
-        "the same update keeps its key across a restart"
-    )
-
-
 async def test_a_failing_database_loses_no_update(live: TelegramHarness) -> None:
     live.intake.refusals = 4
     with capture_logs() as logs:

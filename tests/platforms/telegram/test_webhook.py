@@ -1,6 +1,5 @@
 """Webhook mode: only Telegram is accepted, and 200 means stored."""
 
-import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -82,16 +81,6 @@ async def test_unknown_kinds_of_updates_are_acknowledged_and_named_once(
     assert live.intake.messages == []
 
 
-async def test_a_partly_unreadable_message_is_read_without_those_parts(
-    telegram: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession
-) -> None:
-    message = {**UPDATE["message"], "reply_to_message": {"message_id": 5, "unique_gift": {}}}  # type: ignore[dict-item]
-    request = client.post(webhook.url, json={**UPDATE, "message": message}, headers={HEADER: SECRET})
-    async with telegram.running(), request as answer:
-        assert answer.status == 200
-    assert telegram.intake.texts == ["hello"]
-
-
 async def test_posts_without_the_secret_do_not_fill_the_log(
     live: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession
 ) -> None:
@@ -100,22 +89,6 @@ async def test_posts_without_the_secret_do_not_fill_the_log(
             async with client.post(webhook.url, json=UPDATE) as answer:
                 assert answer.status == 403
     assert [line["count"] for line in logs if line["event"] == "webhook.refused"] == [1]
-
-
-async def test_200_comes_after_the_commit(
-    live: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession
-) -> None:
-    async def post() -> int:
-        async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
-            return answer.status
-
-    live.intake.gate.clear()
-    posting = asyncio.create_task(post())
-    await eventually(lambda: bool(live.intake.offered), "the update was offered")
-    assert not posting.done()
-    live.intake.gate.set()
-    assert await posting == 200
-    assert live.intake.texts == ["hello"]
 
 
 async def test_an_unpaired_surrogate_does_not_cause_a_redelivery(
