@@ -12,23 +12,13 @@ from hermes_state.chats import load_history
 from hermes_state.errors import PlatformUnavailable, RateLimited
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
-from hermes_state.values import Millis, SystemClock
+from tests.clocks import TurnedClock
 from tests.databases import place_of
 from tests.gateway.helpers import DIRECT, MemoryAdapter, Serve, TestGateway, eventually, hanging
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
 
 DAY_MS = 86_400_000
 JUMPS = pytest.mark.parametrize("jump", [-DAY_MS, DAY_MS], ids=["back", "forward"])
-
-
-class TurnedClock:
-    """The machine's clock, as somebody sets it."""
-
-    def __init__(self) -> None:
-        self.offset = 0
-
-    def now(self) -> Millis:
-        return Millis(SystemClock().now() + self.offset)
 
 
 @pytest.fixture

@@ -255,21 +255,8 @@ def test_the_limits_on_replies_are_documented() -> None:
 
 def test_every_target_of_make_that_is_mentioned_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*## ", read("Makefile"), re.MULTILINE))
-    wanted = {
-        "setup",
-        "install",
-        "run",
-        "test",
-        "test-browser",
-        "test-cluster",
-        "check",
-        "fmt",
-        "lint",
-        "type",
-        "bench",
-        "crash",
-    }
-    assert wanted <= targets
+    wanted = "setup install run test test-browser test-cluster check fmt lint type bench crash"
+    assert set(wanted.split()) <= targets
     for name in [*PAGE_NAMES, ".ci/run", ".pre-commit-config.yaml"]:
         for target in re.findall(r"(?:^ *|`|&& |entry: )make ([a-z][a-z-]*)", read(name), re.MULTILINE):
             assert target in targets, (name, target)

@@ -108,18 +108,10 @@ def test_the_bounds_leave_room_for_an_image_worker(text: str) -> None:
 
 
 def test_both_units_restart_and_bound_alike() -> None:
-    common = (
-        "Restart",
-        "RestartPreventExitStatus",
-        "TimeoutStopSec",
-        "WatchdogSec",
-        "MemoryMax",
-        "TasksMax",
-        "KillMode",
-    )
-    common += ("LimitNOFILE", "SystemCallFilter", "RestrictAddressFamilies", "RestrictNamespaces")
+    common = "Restart RestartPreventExitStatus TimeoutStopSec WatchdogSec MemoryMax TasksMax KillMode LimitNOFILE"
+    common += " SystemCallFilter RestrictAddressFamilies RestrictNamespaces"
     machine, user = (path.read_text(encoding="utf-8") for path in UNITS.values())
-    for name in common:
+    for name in common.split():
         assert settings(machine, name) == settings(user, name) != [], name
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 from pydantic import SecretStr
@@ -15,21 +14,12 @@ from hermes_state.engines.postgres.nodes import load_nodes
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import ConfigError
 from hermes_state.store.seats import Hint
-from hermes_state.values import Millis, SystemClock
+from hermes_state.values import SystemClock
 from platforms.settings import TelegramSettings
+from tests.clocks import TurnedClock
 from tests.gateway.helpers import eventually
 
 pytestmark = pytest.mark.cluster
-
-
-@dataclass
-class WrongClock:
-    """System clock with an offset in seconds."""
-
-    seconds: int = 0
-
-    def now(self) -> Millis:
-        return Millis(SystemClock().now() + self.seconds * 1000)
 
 
 def ignore(_: Hint) -> None:
@@ -50,17 +40,17 @@ def config(name: str = "one", cap: float | None = None) -> Config:
 
 
 async def test_a_start_with_a_wrong_clock_is_refused_and_leaves_nothing(store: PostgresStore) -> None:
-    member = Membership(store, WrongClock(-75), config)
+    member = Membership(store, TurnedClock(-75_000), config)
     with pytest.raises(ConfigError, match="the clock of one is 75 seconds behind the PostgreSQL server's"):
         await member.open_seat(ignore)
     assert await store.read(load_nodes) == []
 
 
 async def test_a_returning_node_gets_its_seat_despite_different_settings(store: PostgresStore) -> None:
-    clock = WrongClock()
+    clock = TurnedClock()
     member = Membership(store, clock, config)
     await (await member.open_seat(ignore)).close()
-    clock.seconds = 75
+    clock.offset = 75_000
     await (await member.open_seat(ignore)).close()
     assert [node.seats for node in await store.read(load_nodes)] == [2]
 

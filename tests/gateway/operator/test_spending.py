@@ -93,34 +93,24 @@ def test_calls_around_midnight_count_for_their_local_day(db: sqlite3.Connection)
 # ---- caps
 
 
-class ManualClock:
-    """Clock that a test sets."""
-
-    def __init__(self, now: int) -> None:
-        self.time = now
-
-    def now(self) -> Millis:
-        return Millis(self.time)
-
-
 async def spend(store: Store, at: int, chat_id: ChatId | None = None) -> None:
     await store.write(ledger.record, None, None, PRICED, Millis(at), chat_id)
 
 
 async def test_a_daily_cap_resets_at_midnight(store: Store) -> None:
-    clock = ManualClock(START + HOUR)
+    clock = SetClock(START + HOUR)
     caps = SpendingCaps(store, SpendingCapSettings(daily=MicroUsd(500_000), zone=BERLIN), DailyUsage(store), clock)
     await caps.check(Payer())
-    await spend(store, clock.time)
+    await spend(store, clock.at)
     await caps.check(Payer())
-    await spend(store, clock.time)
+    await spend(store, clock.at)
     with pytest.raises(SpendingCapExceeded) as refused:
         await caps.check(Payer())
     assert (refused.value.cap, refused.value.spent, refused.value.limit) == ("costs.daily_cap", 500_000, 500_000)
-    clock.time = START + 23 * HOUR - 1
+    clock.at = START + 23 * HOUR - 1
     with pytest.raises(SpendingCapExceeded):
         await caps.check(Payer())
-    clock.time += 1
+    clock.at += 1
     await caps.check(Payer())
 
 
@@ -169,7 +159,7 @@ async def test_a_clock_that_was_ahead_for_a_while_hides_no_calls(store: Store) -
 
 async def test_a_chat_cap_counts_only_calls_of_its_chat(store: Store) -> None:
     one, two = [await store.write(make_chat, ref) for ref in ("1", "2")]
-    caps = SpendingCaps(store, SpendingCapSettings(chat_daily=MicroUsd(1)), DailyUsage(store), ManualClock(START))
+    caps = SpendingCaps(store, SpendingCapSettings(chat_daily=MicroUsd(1)), DailyUsage(store), SetClock(START))
     await spend(store, START, one)
     await caps.check(Payer(chat_id=two))
     await caps.check(Payer())

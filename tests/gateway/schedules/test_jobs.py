@@ -11,21 +11,11 @@ from hermes_state.attachments import StoredFile
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
+from tests.clocks import TurnedClock
 from tests.gateway.helpers import DIRECT, Serve, TestGateway, hanging
 from tests.hermes_state.helpers import set_max_pages
 
 HOUR = 3_600_000
-
-
-class LaterClock:
-    """Clock that is `ahead` milliseconds ahead of the gateway's clock."""
-
-    def __init__(self, gateway: TestGateway, ahead: int) -> None:
-        self._gateway = gateway
-        self._ahead = ahead
-
-    def now(self) -> Millis:
-        return Millis(self._gateway.clock.now() + self._ahead)
 
 
 def seen_count(gateway: TestGateway) -> int:
@@ -34,7 +24,7 @@ def seen_count(gateway: TestGateway) -> int:
 
 
 def later(gateway: TestGateway, ahead: int = 0) -> LaneRegistry:
-    return replace(gateway.lanes, clock=LaterClock(gateway, ahead))
+    return replace(gateway.lanes, clock=TurnedClock(ahead))
 
 
 async def keep_house(gateway: TestGateway, folder: Path, ahead: int = 0) -> None:

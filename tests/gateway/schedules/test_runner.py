@@ -23,6 +23,7 @@ from hermes_state.tools import schedules
 from hermes_state.tools.schedules import NewSchedule
 from hermes_state.transcripts import SCHEDULED_NOTE
 from hermes_state.values import ChatId, ChatKind, Millis
+from tests.clocks import SetClock
 from tests.gateway.helpers import ANN, BOB, BOSS, DIRECT, GROUP, Serve, TestGateway, config_of, hanging
 from tests.hermes_state.rows import migrated
 from tests.sampling import examples
@@ -33,40 +34,36 @@ LATE = "is late"
 AUTUMN = datetime(2026, 10, 24, 20, tzinfo=UTC)
 
 
-class SetClock:
+class BerlinClock(SetClock):
     """Clock that stays at the set local time in Berlin."""
-
-    def __init__(self, local: str) -> None:
-        self.set(local)
 
     def set(self, local: str) -> None:
         at = datetime.fromisoformat(local).replace(tzinfo=ZoneInfo("Europe/Berlin"))
-        self.millis = Millis(round(at.timestamp() * 1000))
-
-    def now(self) -> Millis:
-        return self.millis
+        self.at = round(at.timestamp() * 1000)
 
 
 @pytest.fixture
-def clock() -> SetClock:
-    return SetClock("2026-11-23T07:30")
+def clock() -> BerlinClock:
+    clock = BerlinClock()
+    clock.set("2026-11-23T07:30")
+    return clock
 
 
 @pytest.fixture
-async def gateway(serve: Serve, clock: SetClock) -> AsyncIterator[TestGateway]:
+async def gateway(serve: Serve, clock: BerlinClock) -> AsyncIterator[TestGateway]:
     async with serve(clock=clock, agent=BERLIN) as running:
         yield running
 
 
-async def store_is_due(gateway: TestGateway, clock: SetClock) -> bool:
+async def store_is_due(gateway: TestGateway, clock: BerlinClock) -> bool:
     due = await gateway.store.read(schedules.next_due, clock.now())
     return due is not None and due <= clock.now()
 
 
-async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: int = 0) -> list[str]:
+async def looked(gateway: TestGateway, clock: BerlinClock, local: str, *, hours: int = 0) -> list[str]:
     """Set the clock, run the timer, and return the local times that have fired so far, in order."""
     clock.set(local)
-    clock.millis = Millis(clock.millis + hours * HOUR)
+    clock.at += hours * HOUR
     gateway.rescheduled.wake()
     async with asyncio.timeout(5):
         while await store_is_due(gateway, clock):  # noqa: ASYNC110 - rows have no event
@@ -76,7 +73,7 @@ async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: in
     return [ref.split(":", 2)[2] for (ref,) in rows]
 
 
-async def all_waiting(gateway: TestGateway, clock: SetClock, local: str) -> int:
+async def all_waiting(gateway: TestGateway, clock: BerlinClock, local: str) -> int:
     """Set the clock, run the timer during a hanging turn, and return the number of waiting rows."""
     clock.set(local)
     gateway.rescheduled.wake()
@@ -91,7 +88,7 @@ def last_text(gateway: TestGateway) -> str:
     return text
 
 
-async def test_a_schedule_fires_as_a_turn_and_repeats(gateway: TestGateway, clock: SetClock) -> None:
+async def test_a_schedule_fires_as_a_turn_and_repeats(gateway: TestGateway, clock: BerlinClock) -> None:
     clock.set("2026-11-23T07:00")
     said = await gateway.ask("/schedule add 0 8 * * mon-fri what is new?")
     times = "Mon 2026-11-23 08:00, Tue 2026-11-24 08:00, Wed 2026-11-25 08:00 (Europe/Berlin)"
@@ -104,7 +101,7 @@ async def test_a_schedule_fires_as_a_turn_and_repeats(gateway: TestGateway, cloc
     assert (await gateway.ask("/schedule")).endswith("next Tue 2026-11-24 08:00, by Ann: what is new?")
 
 
-async def test_a_schedule_fires_once_at_both_dst_changes(gateway: TestGateway, clock: SetClock) -> None:
+async def test_a_schedule_fires_once_at_both_dst_changes(gateway: TestGateway, clock: BerlinClock) -> None:
     clock.set("2026-03-28T12:00")
     await gateway.ask("/schedule add 30 2 * * * good night")
     assert await looked(gateway, clock, "2026-03-29T01:59") == []
@@ -123,7 +120,7 @@ async def test_a_schedule_fires_once_at_both_dst_changes(gateway: TestGateway, c
 
 @pytest.mark.parametrize(("missed", "expected"), [("once", ["2026-11-23T10:00"]), ("skip", [])])
 async def test_missed_times_fire_once_or_are_skipped(
-    serve: Serve, clock: SetClock, missed: str, expected: list[str]
+    serve: Serve, clock: BerlinClock, missed: str, expected: list[str]
 ) -> None:
     async with serve(clock=clock, agent=BERLIN, schedules={"missed": missed}) as gateway:
         await gateway.ask("/schedule add @hourly look")
@@ -138,7 +135,7 @@ async def test_missed_times_fire_once_or_are_skipped(
         assert LATE not in last_text(gateway), "this one is on time"
 
 
-async def test_a_one_time_message_is_sent_late_with_any_setting(serve: Serve, clock: SetClock) -> None:
+async def test_a_one_time_message_is_sent_late_with_any_setting(serve: Serve, clock: BerlinClock) -> None:
     async with serve(clock=clock, agent=BERLIN, schedules={"missed": "skip"}) as gateway:
         await gateway.ask("/schedule add 2026-11-23 08:00 take the cake out")
     clock.set("2026-11-25T00:00")
@@ -149,7 +146,7 @@ async def test_a_one_time_message_is_sent_late_with_any_setting(serve: Serve, cl
         assert await again.ask("/schedule") == "No schedules are set."
 
 
-async def test_a_clock_set_back_neither_repeats_nor_loses_a_message(gateway: TestGateway, clock: SetClock) -> None:
+async def test_a_clock_set_back_neither_repeats_nor_loses_a_message(gateway: TestGateway, clock: BerlinClock) -> None:
     await gateway.ask("/schedule add 0 8 * * * look")
     first = ["2026-11-23T08:00"]
     assert await looked(gateway, clock, "2026-11-23T08:00") == first
@@ -160,7 +157,7 @@ async def test_a_clock_set_back_neither_repeats_nor_loses_a_message(gateway: Tes
     assert (await looked(gateway, clock, "2026-11-24T08:00"))[2:] == ["2026-11-24T08:00"], "not in a year"
 
 
-async def test_a_schedule_pauses_when_its_creator_loses_access(gateway: TestGateway, clock: SetClock) -> None:
+async def test_a_schedule_pauses_when_its_creator_loses_access(gateway: TestGateway, clock: BerlinClock) -> None:
     await gateway.ask("/schedule add 0 8 * * * look")
     gateway.configure(config_of(agent=BERLIN, access={"allow": [BOB.ref], "admins": [BOSS.ref]}))
     assert await looked(gateway, clock, "2026-11-23T08:00") == []
@@ -175,7 +172,7 @@ async def test_a_schedule_pauses_when_its_creator_loses_access(gateway: TestGate
     assert await gateway.ask("/schedule remove 1", sender=BOSS) == "Schedule 1 is removed."
 
 
-async def test_an_unknown_time_zone_pauses_the_schedule(gateway: TestGateway, clock: SetClock) -> None:
+async def test_an_unknown_time_zone_pauses_the_schedule(gateway: TestGateway, clock: BerlinClock) -> None:
     await gateway.ask("/schedule add 0 8 * * * look")
     await gateway.store.write(lambda db: db.execute("UPDATE schedules SET zone = 'Europe/Atlantis'"))
     assert await looked(gateway, clock, "2026-11-23T08:00") == []
@@ -195,7 +192,7 @@ def _schedule(number: int) -> NewSchedule:
     )
 
 
-async def test_schedules_survive_new_and_follow_a_moved_chat(gateway: TestGateway, clock: SetClock) -> None:
+async def test_schedules_survive_new_and_follow_a_moved_chat(gateway: TestGateway, clock: BerlinClock) -> None:
     await gateway.ask("/schedule add 0 8 * * * look", chat=GROUP, sender=BOSS)
     await gateway.ask("/new", chat=GROUP, sender=BOSS)
     moved = replace(GROUP, chat_ref="-200")
@@ -206,7 +203,7 @@ async def test_schedules_survive_new_and_follow_a_moved_chat(gateway: TestGatewa
     assert await gateway.rows("SELECT * FROM schedules") == []
 
 
-async def test_schedules_move_when_a_chat_joins_another(gateway: TestGateway, clock: SetClock) -> None:
+async def test_schedules_move_when_a_chat_joins_another(gateway: TestGateway, clock: BerlinClock) -> None:
     await gateway.ask("/schedule add 0 8 * * * look", chat=GROUP, sender=BOSS)
     moved = replace(GROUP, chat_ref="-200")
     await gateway.ask("hello", chat=moved)
@@ -215,7 +212,7 @@ async def test_schedules_move_when_a_chat_joins_another(gateway: TestGateway, cl
     assert await gateway.replies(2, moved) == ["echo: hello", "echo: look"]
 
 
-async def test_a_scheduled_message_waits_for_a_running_turn(serve: Serve, clock: SetClock) -> None:
+async def test_a_scheduled_message_waits_for_a_running_turn(serve: Serve, clock: BerlinClock) -> None:
     async with serve(clock=clock, agent=BERLIN, sessions={"busy_mode": "interrupt"}) as gateway:
         await gateway.ask("/schedule add 0 8 * * * look")
         hang = await hanging(gateway)
@@ -313,7 +310,7 @@ def test_every_local_time_fires_once_even_if_the_clock_is_set_back(
         assert sorted(key for key in _keys(db) if key >= min(due, default="")) == sorted(due)
 
 
-async def test_no_second_message_is_queued_while_one_waits(gateway: TestGateway, clock: SetClock) -> None:
+async def test_no_second_message_is_queued_while_one_waits(gateway: TestGateway, clock: BerlinClock) -> None:
     await gateway.ask("/schedule add @hourly look")
     hang = await hanging(gateway)
     for local in ("2026-11-23T08:00", "2026-11-23T09:00", "2026-11-23T10:00"):
@@ -323,7 +320,7 @@ async def test_no_second_message_is_queued_while_one_waits(gateway: TestGateway,
     assert await looked(gateway, clock, "2026-11-23T11:00") == ["2026-11-23T08:00", "2026-11-23T11:00"]
 
 
-async def test_scheduled_messages_do_not_count_against_the_creators_queue(serve: Serve, clock: SetClock) -> None:
+async def test_scheduled_messages_do_not_count_against_the_creators_queue(serve: Serve, clock: BerlinClock) -> None:
     async with serve(clock=clock, agent=BERLIN, sessions={"messages_per_minute": 0}) as gateway:
         for number in range(3):
             await gateway.ask(f"/schedule add @hourly look {number}")
@@ -337,7 +334,7 @@ async def test_scheduled_messages_do_not_count_against_the_creators_queue(serve:
 
 
 async def test_a_schedule_fires_even_if_the_timer_was_not_woken(
-    serve: Serve, clock: SetClock, store: Store, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, clock: BerlinClock, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.gateway.helpers.LOOK_SECONDS", 0.02)
     async with serve(clock=clock, agent=BERLIN) as gateway:
@@ -350,7 +347,7 @@ async def test_a_schedule_fires_even_if_the_timer_was_not_woken(
 
 @pytest.mark.parametrize("damage", [("spec", "0 8 * * * *"), ("spec", "2026-"), ("zone", "Eur\0"), ("zone", "")])
 async def test_a_damaged_schedule_is_paused_and_the_others_fire(
-    gateway: TestGateway, clock: SetClock, damage: tuple[str, str]
+    gateway: TestGateway, clock: BerlinClock, damage: tuple[str, str]
 ) -> None:
     await gateway.ask("/schedule add 0 8 * * * look")
     await gateway.ask("/schedule add 0 8 * * * listen")

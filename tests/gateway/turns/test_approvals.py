@@ -14,21 +14,12 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.store.sql import Connection
 from hermes_state.tools import approvals
 from hermes_state.tools.approvals import ApprovalState, PendingApproval
-from hermes_state.values import ChatId, Millis, SystemClock, ToolCall, ToolEffect
+from hermes_state.values import ChatId, Millis, ToolCall, ToolEffect
+from tests.clocks import TurnedClock
 from tests.gateway.helpers import BOSS, GROUP, Serve, TestGateway, answer, calls, eventually
 from tests.hermes_state.rows import LONG_CALL_ID
 
 ASKS = {"approval": {"writes": "ask"}}
-
-
-class LateClock(SystemClock):
-    """System clock that can be moved forward."""
-
-    def __init__(self) -> None:
-        self.ahead_ms = 0
-
-    def now(self) -> Millis:
-        return Millis(super().now() + self.ahead_ms)
 
 
 def writing(ran: list[str]) -> Tool:
@@ -41,8 +32,8 @@ def writing(ran: list[str]) -> Tool:
 
 
 @pytest.fixture
-def clock() -> LateClock:
-    return LateClock()
+def clock() -> TurnedClock:
+    return TurnedClock()
 
 
 @pytest.fixture
@@ -52,7 +43,7 @@ def ran() -> list[str]:
 
 
 @pytest.fixture
-async def gateway(serve: Serve, ran: list[str], clock: LateClock) -> AsyncIterator[TestGateway]:
+async def gateway(serve: Serve, ran: list[str], clock: TurnedClock) -> AsyncIterator[TestGateway]:
     async with serve(tools=[writing(ran)], clock=clock, tools_block=ASKS) as running:
         yield running
 
@@ -110,10 +101,10 @@ async def test_a_bare_approve_covers_only_requests_shown_before_it(gateway: Test
 
 
 async def test_after_a_clock_change_a_bare_approve_gets_the_request_number(
-    gateway: TestGateway, ran: list[str], clock: LateClock
+    gateway: TestGateway, ran: list[str], clock: TurnedClock
 ) -> None:
     await ask(gateway)
-    clock.ahead_ms = -3_600_000
+    clock.offset = -3_600_000
     await gateway.say("/approve")
     await eventually(lambda: any("name the request" in text for text in gateway.adapter.texts()), "it is told")
     await gateway.say("/approve a1")

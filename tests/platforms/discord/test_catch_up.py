@@ -7,22 +7,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from hermes_state.errors import PlatformUnavailable
-from hermes_state.values import ChatKind, DeletionEvent, Millis, SystemClock
+from hermes_state.values import ChatKind, DeletionEvent
 from platforms.base import MenuCommand
+from tests.clocks import TurnedClock
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness
 
 HOUR_MS = 3_600_000
-
-
-class LaterClock:
-    """A clock that runs ahead of the fake's clock."""
-
-    def __init__(self, hours: float) -> None:
-        self._ahead = round(hours * HOUR_MS)
-
-    def now(self) -> Millis:
-        return Millis(SystemClock().now() + self._ahead)
 
 
 def texts(harness: DiscordHarness) -> list[str]:
@@ -204,7 +195,7 @@ async def test_only_the_newest_two_hundred_are_fetched_with_a_notice_about_the_r
 
 async def test_messages_older_than_a_day_get_a_notice_instead_of_an_answer(known: DiscordHarness) -> None:
     await known.write("yesterday's question")
-    late = known.another_adapter(clock=LaterClock(25))
+    late = known.another_adapter(clock=TurnedClock(25 * HOUR_MS))
     async with running(late, known.intake):
         await known.post("message", {"content": "still there?", "dm_user_id": ALICE})
         await known.intake.wait_for(1)
@@ -216,7 +207,7 @@ async def test_messages_older_than_a_day_get_a_notice_instead_of_an_answer(known
 async def test_skipped_messages_that_do_not_address_the_bot_get_no_notice(known: DiscordHarness) -> None:
     await known.write_in_group("to somebody else", is_mention=False)
     newest = await known.write_in_group("and an answer", is_mention=False)
-    async with running(known.another_adapter(clock=LaterClock(25)), known.intake):
+    async with running(known.another_adapter(clock=TurnedClock(25 * HOUR_MS)), known.intake):
         await eventually(lambda: known.intake.cursors[GENERAL] == newest, "the old talk counts as seen")
     assert await known.visible(known.group_chat()) == []
     assert known.intake.events == []

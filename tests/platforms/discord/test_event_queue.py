@@ -24,6 +24,7 @@ from platforms.discord.event_queue import (
 )
 from platforms.discord.inbound import millis_of, snowflake_at
 from platforms.settings import DiscordSettings
+from tests.clocks import SetClock
 from tests.platforms.contract import RecordingIntake, eventually
 
 SETTINGS = DiscordSettings(backoff=Backoff(0.01, 0.05))
@@ -31,22 +32,12 @@ START = Millis(1_700_000_000_000)
 CHANNELS = ("1", "2", "3")
 
 
-class StepClock:
-    """A clock that moves on request."""
-
-    def __init__(self) -> None:
-        self.time = START
-
-    def now(self) -> Millis:
-        return self.time
-
-
 class Weather:
     """A Discord in memory: channels with histories, an unreliable connection, and a slow history."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
-        self.clock = StepClock()
+        self.clock = SetClock(START)
         self.intake = RecordingIntake()
         self.events = EventQueue(self.intake, SETTINGS, clock=self.clock)
         self.channels: dict[str, list[MessageEvent]] = {channel: [] for channel in CHANNELS}
@@ -66,8 +57,8 @@ class Weather:
             await asyncio.sleep(0)
 
     def write(self, channel_ref: str) -> None:
-        self.clock.time = Millis(self.clock.time + self.dice.randrange(1, 200_000))
-        message_id = snowflake_at(self.clock.time)
+        self.clock.at = Millis(self.clock.at + self.dice.randrange(1, 200_000))
+        message_id = snowflake_at(self.clock.now())
         row = MessageEvent(
             channel_ref, message_id, _event(channel_ref, message_id) if self.dice.random() < 0.8 else None
         )
@@ -76,7 +67,7 @@ class Weather:
             self.events.put(row)
 
     def connect(self) -> None:
-        self.clock.time = Millis(self.clock.time + 1)
+        self.clock.at = Millis(self.clock.at + 1)
         self.is_online = True
         self.events.put(ConnectedEvent())
 
@@ -84,7 +75,7 @@ class Weather:
 @pytest.fixture
 def events(intake: RecordingIntake) -> EventQueue:
     """A queue whose session has started."""
-    queue = EventQueue(intake, SETTINGS, clock=StepClock())
+    queue = EventQueue(intake, SETTINGS, clock=SetClock(START))
     queue.put(ConnectedEvent())
     return queue
 
@@ -201,9 +192,9 @@ def _arrived(channel_ref: str, number: int) -> MessageEvent:
 
 @pytest.mark.parametrize("behind_ms", [0, 86_400_000], ids=["right", "a day behind"])
 async def test_a_new_channel_is_caught_up_with_a_wrong_clock(behind_ms: int) -> None:
-    intake, clock = RecordingIntake(), StepClock()
+    intake, clock = RecordingIntake(), SetClock(START)
     intake.cursors = {"1": str(snowflake_at(Millis(START - 7_200_000)))}
-    clock.time = Millis(START - behind_ms)
+    clock.at = Millis(START - behind_ms)
     weather = Weather(random.Random(1))
     missed = _arrived("2", -3_600_000)
     weather.channels["2"].append(missed)

@@ -1,89 +1,27 @@
 """Rendering for Discord: nothing is lost or refused, and every fence is closed."""
 
-import random
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
 
 from platforms.base import SendRequest
 from platforms.discord.rendering import LIMIT, render
 from platforms.text import utf16_units
 from tests.platforms.contract import RecordingIntake, running
 from tests.platforms.discord.harness import DiscordHarness, chat
-from tests.sampling import examples, sample
-
-ANSWERS = sample(80, 2_000)
-_PARSER = MarkdownIt("commonmark", {"html": False})  # without tables, because it would hide cells
-
-_SAMPLE = (
-    "the gateway keeps every message 世界 を守る привет 👋🏽 👨‍👩‍👧 naïve café `code` **bold** *it* _under_ ~~gone~~ "
-    "a_b_c x*y 1.5 https://example.org/a_(b)?c=d&e [link](https://example.org) `` `tick` `` ```inline``` ```odd <tag> "
-    "||spoiler|| @everyone <@42> \\* $x^2$ C:\\dir # - > | ~ ` `` ̈ ́"
-)
-WORDS = _SAMPLE.split(" ")
+from tests.platforms.telegram.test_rendering import ANSWERS, AnswerMaker
+from tests.sampling import examples
 
 
 def texts(markdown: str) -> list[str]:
     return [part.text for part in render(markdown)]
 
 
-def shown_words(text: str) -> list[str]:
-    """Return the visible letters and digits in order, without marks and language names."""
-    shown: list[str] = []
-    for token in _PARSER.parse(text):
-        if token.type == "fence":
-            shown.append(re.sub(r"^[A-Za-z0-9_+.#-]{1,20}($|(?= [\w-]+=| \{))", "", token.info.strip()))
-        if token.type in ("fence", "code_block", "inline"):
-            shown.append(token.content)
-    return re.findall(r"[^\W_]", "\n".join(shown).replace("\u200b", ""))
-
-
 def is_balanced(text: str) -> bool:
     """Return True if all code is closed. Discord starts and ends code at any three backticks."""
     return text.count("```") % 2 == 0
-
-
-def random_answer(random: random.Random) -> str:
-    return "\n\n".join(_random_block(random) for _ in range(random.randint(1, 9)))
-
-
-def _random_block(random: random.Random) -> str:
-    def sentence(most: int) -> str:
-        return " ".join(random.choice(WORDS) for _ in range(random.randint(1, most)))
-
-    def code(most: int) -> str:
-        lines = ("    " * random.randint(0, 3) + sentence(12) for _ in range(random.randint(0, most)))
-        return "\n".join(lines)
-
-    match random.randrange(12):
-        case 0:
-            return "#" * random.randint(1, 6) + " " + sentence(6)
-        case 1:
-            return "\n".join(f"- {sentence(15)}" for _ in range(random.randint(1, 12)))
-        case 2:
-            return "\n".join(f"{number}. {sentence(15)}\n   - {sentence(5)}" for number in range(random.randint(1, 8)))
-        case 3:
-            return f"```{random.choice(('', 'python', 'c++', 'js title=x'))}\n{code(90)}\n```"
-        case 4:
-            return f"~~~\n{code(10)}\n~~~"
-        case 5:
-            return f"````\n```\n{code(5)}\n```\n````"
-        case 6:
-            rows = "\n".join(f"| {sentence(3)} | {sentence(4)} |" for _ in range(random.randint(1, 40)))
-            return f"| {sentence(2)} | {sentence(2)} |\n|---|:-:|\n{rows}"
-        case 7:
-            return "\n".join(f"> {line}" for line in code(6).split("\n"))
-        case 8:
-            return f"1. {sentence(4)}\n   ```sh\n   {sentence(8)}\n   ```\n2. {sentence(4)}"
-        case 9:
-            return f"```{sentence(5)}\n{sentence(300)}"  # never closed
-        case 10:
-            return random.choice("a世👋`*") * random.randint(1, 5000)
-        case _:
-            return sentence(400)
 
 
 def test_a_short_answer_is_unchanged() -> None:
@@ -176,25 +114,17 @@ def test_any_text_keeps_its_words_and_closes_its_fences(text: str) -> None:
         assert re.findall("[ab世👋]", "".join(parts)) == letters
 
 
-class TestAgainstTheFake:
-    @pytest.mark.fuzz
-    async def test_random_answers_arrive_whole(self, harness: DiscordHarness) -> None:
-        seed = random.randrange(2**32)
-        print(f"seed {seed}")  # shown by pytest when the test fails
-        dice = random.Random(seed)
-        where = chat(harness.discord.dm_with("100000000000000003")["id"])
-        number = 0
-        async with running(harness.adapter, RecordingIntake()):
-            for _ in range(ANSWERS):
-                answer = random_answer(dice)
-                parts = harness.adapter.render(answer)
-                for part in parts:
-                    number += 1
-                    await harness.adapter.send(SendRequest(chat=where, part=part, key=f"k{number}"))
-                arrived = await harness.visible(where)
-                harness.discord.messages[where.chat_ref].clear()
-                assert arrived == [part.text for part in parts]
-                assert all(is_balanced(part) for part in arrived)
-                assert all(utf16_units(part) <= LIMIT for part in arrived)
-                seen = [word for part in arrived for word in shown_words(part)]
-                assert "".join(seen) == "".join(shown_words(answer)), answer
+@pytest.mark.fuzz
+async def test_random_answers_arrive_whole(harness: DiscordHarness) -> None:
+    where = chat(harness.discord.dm_with("100000000000000003")["id"])
+    async with running(harness.adapter, RecordingIntake()):
+        for seed in range(ANSWERS):
+            maker = AnswerMaker(seed)
+            parts = harness.adapter.render(maker.answer())
+            for number, part in enumerate(parts):
+                await harness.adapter.send(SendRequest(chat=where, part=part, key=f"{seed}:{number}"))
+            arrived = await harness.visible(where)
+            harness.discord.messages[where.chat_ref].clear()
+            assert arrived == [part.text for part in parts]
+            assert all(is_balanced(part) and utf16_units(part) <= LIMIT for part in arrived)
+            assert AnswerMaker.words_in("\n".join(arrived)) == maker.words, f"answer {seed} lost or moved a word"

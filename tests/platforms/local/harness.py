@@ -20,7 +20,7 @@ from yarl import URL
 
 from hermes_state.errors import StoreUnavailable
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.values import ChatKey, Clock, Millis, SystemClock
+from hermes_state.values import ChatKey, Clock, SystemClock
 from platforms.base import MenuCommand
 from platforms.local import LocalAdapter, LocalSettings
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
@@ -151,16 +151,6 @@ class CompiledTemplates(jinja2.BytecodeCache):
 
 
 COMPILED = CompiledTemplates()
-
-
-class SetClock:
-    """Clock that a test sets, in milliseconds."""
-
-    def __init__(self, at: int = 1_800_000_000_000) -> None:
-        self.at = at
-
-    def now(self) -> Millis:
-        return Millis(self.at)
 
 
 class LocalHarness(AdapterHarness):

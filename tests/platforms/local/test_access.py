@@ -29,9 +29,10 @@ from platforms.local.access import (
     host_names,
     refusal,
 )
+from tests.clocks import SetClock
 from tests.databases import sqlite_only
 from tests.platforms.contract import RecordingIntake, request, running
-from tests.platforms.local.harness import LocalHarness, Screen, SetClock
+from tests.platforms.local.harness import LocalHarness, Screen
 
 ADDRESSES = [
     "/",

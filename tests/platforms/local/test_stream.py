@@ -33,8 +33,9 @@ from platforms.local import chat_routes
 from platforms.local.chat_routes import PAGE_ROWS
 from platforms.local.chats import MAX_EVENTS, ChatStream, encode
 from platforms.local.markdown import to_html
+from tests.clocks import SetClock
 from tests.platforms.contract import RecordingIntake, request, running
-from tests.platforms.local.harness import LocalHarness, Screen, SetClock
+from tests.platforms.local.harness import LocalHarness, Screen
 
 CALL = ModelCall(purpose="turn", route="main", model="m", outcome="ok", usage=None, took_ms=1)
 

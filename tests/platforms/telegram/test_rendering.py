@@ -195,6 +195,10 @@ class AnswerMaker:
         blocks = [self._random.choice(self._blocks)(self) for _ in range(self._random.choice((1, 2, 3, 5, 8, 40)))]
         return self._random.choice(("\n\n", "\n\n\n")).join(blocks)
 
+    @staticmethod
+    def words_in(text: str) -> list[str]:
+        return re.findall(r"(?:word|größe|世界|слово|👋x|naïve)\d+", text)
+
     def _word(self) -> str:
         stem = self._random.choice(("word", "größe", "世界", "слово", "👋x", "naïve"))
         self.words.append(f"{stem}{len(self.words)}")
@@ -270,7 +274,7 @@ def test_random_answers_are_valid_and_lose_no_word_and_no_code() -> None:
         parts = render(answer)
         for part in parts:
             check(part)
-        found = re.findall(r"(?:word|größe|世界|слово|👋x|naïve)\d+", "\n".join(part.text for part in parts))
+        found = AnswerMaker.words_in("\n".join(part.text for part in parts))
         assert found == maker.words, f"answer {number} (seed {SEED + number}) lost or moved a word"
         assert shown_code(parts) == code_lines(answer), f"answer {number} (seed {SEED + number}) lost code"
 
