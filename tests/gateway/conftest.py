@@ -57,8 +57,9 @@ def run(environ: dict[str, str], home: Path, monkeypatch: pytest.MonkeyPatch) ->
         if name.startswith(("HERMES_", "OPENAI_", "TELEGRAM_", "DISCORD_")) or name == "CREDENTIALS_DIRECTORY":
             monkeypatch.delenv(name)
 
-    def runner(*words: str, **variables: str) -> Result:
-        return CliRunner().invoke(app, list(words), env={**environ, **store_environ(home / "state.db"), **variables})
+    def runner(*words: object, **variables: str) -> Result:
+        environment = {**environ, **store_environ(home / "state.db"), **variables}
+        return CliRunner().invoke(app, [str(word) for word in words], env=environment)
 
     return runner
 

@@ -35,6 +35,7 @@ from tests.databases import about_files, open_store
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
 from tests.fakes.object_store import SECRET, object_store
+from tests.gateway.command_line import answering, make_database, stored
 from tests.gateway.helpers import Run
 
 TELEGRAM_TOKEN = "123456:LABTOKEN"
@@ -269,17 +270,14 @@ def test_status_of_a_gateway_that_never_ran(run: Run, home: Path) -> None:
 
 
 async def test_status_of_a_stopped_gateway_counts_its_stored_messages(run: Run, home: Path) -> None:
-    store = await open_store(home / "state.db")
-    await store.close()
+    await make_database(home)
     done = await threaded(run, "status", "--json")
     assert (done.exit_code, json.loads(done.output)["database"]["messages"]) == (3, 0)
 
 
 async def test_status_asks_the_running_daemon(run: Run, made_home: Path) -> None:
-    async def status(_args: Mapping[str, Any]) -> Any:
-        return {"model": "offline", "platforms": {"local": {"state": "running", "detail": ""}}, "started_at": 0}
-
-    async with serve_control(made_home / "control.sock", {"status": status}):
+    status = {"model": "offline", "platforms": {"local": {"state": "running", "detail": ""}}, "started_at": 0}
+    async with serve_control(made_home / "control.sock", {"status": answering(status)}):
         done = await threaded(run, "status")
     assert done.exit_code == 0
     assert "running: yes" in done.output
@@ -290,16 +288,11 @@ async def test_status_asks_the_running_daemon(run: Run, made_home: Path) -> None
 async def test_a_running_daemon_is_asked_even_if_the_configuration_file_became_invalid(
     run: Run, made_home: Path
 ) -> None:
-    async def answer(_args: Mapping[str, Any]) -> Any:
-        return {"url": "http://127.0.0.1:1/", "user": "telegram:42", "name": "Ada", "role": "user"}
-
-    async def no_pairings(_args: Mapping[str, Any]) -> Any:
-        return []
-
+    answer = answering({"url": "http://127.0.0.1:1/", "user": "telegram:42", "name": "Ada", "role": "user"})
     (made_home / "config.yaml").write_text("local: {prot: 1}")
     handlers = dict.fromkeys(("status", "local.url", "pair.approve", "pair.revoke"), answer)
     commands = (("status",), ("url",), ("pair", "list"), ("pair", "approve", "K7QM4XPA"), ("pair", "revoke", "x"))
-    async with serve_control(made_home / "control.sock", {**handlers, "pair.list": no_pairings}):
+    async with serve_control(made_home / "control.sock", {**handlers, "pair.list": answering([])}):
         for words in commands:
             assert (await threaded(run, *words)).exit_code == 0, words
 
@@ -307,8 +300,7 @@ async def test_a_running_daemon_is_asked_even_if_the_configuration_file_became_i
 async def test_signed_in_browsers_are_listed_and_signed_out(run: Run, made_home: Path) -> None:
     asked: list[Mapping[str, Any]] = []
 
-    async def browsers(_args: Mapping[str, Any]) -> Any:
-        return [{"id": "0a1b2c3d", "person": "Ann", "since": "2026-11-22 14:00 UTC", "agent": "Firefox"}]
+    browsers = answering([{"id": "0a1b2c3d", "person": "Ann", "since": "2026-11-22 14:00 UTC", "agent": "Firefox"}])
 
     async def revoke(args: Mapping[str, Any]) -> Any:
         asked.append(args)
@@ -324,10 +316,8 @@ async def test_signed_in_browsers_are_listed_and_signed_out(run: Run, made_home:
 
 async def test_browsers_are_listed_and_signed_out_while_no_daemon_runs(run: Run, home: Path) -> None:
     assert "No browser is signed in." in (await threaded(run, "url", "--list")).output
-    store = await open_store(home / "state.db")
     browser = SignedInBrowser(digest="0a1b2c3d" * 8, agent="Firefox", created_at=SystemClock().now())
-    await store.write(add_browser, browser, 20)
-    await store.close()
+    await stored(home, add_browser, browser, 20)
     assert "0a1b2c3d" in (await threaded(run, "url", "--list")).output
     assert (await threaded(run, "url", "--revoke", "00000000")).exit_code == 1
     assert "1 browser" in (await threaded(run, "url", "--revoke", "0a1b2c3d")).output
@@ -344,10 +334,7 @@ OLD_USAGE = {
 
 
 async def test_a_usage_report_of_another_version_is_an_error_not_zero_cost(run: Run, made_home: Path) -> None:
-    async def usage(_args: Mapping[str, Any]) -> Any:
-        return OLD_USAGE
-
-    async with serve_control(made_home / "control.sock", {"usage": usage}):
+    async with serve_control(made_home / "control.sock", {"usage": answering(OLD_USAGE)}):
         done = await threaded(run, "usage")
     assert done.exit_code == 1
     assert "different version from this command. Restart" in str(done.exception)
@@ -380,11 +367,8 @@ async def test_a_database_held_by_another_process_is_not_opened(run: Run, home: 
 
 
 async def test_pairings_are_listed_while_no_daemon_runs(run: Run, home: Path) -> None:
-    store = await open_store(home / "state.db")
     person = Sender(platform="telegram", id="42", name="Ada")
-    now = SystemClock().now()
-    await store.write(pairings.offer, person, pairings.new_code(), 60_000, 10, Millis(now))
-    await store.close()
+    await stored(home, pairings.offer, person, pairings.new_code(), 60_000, 10, SystemClock().now())
     rows = json.loads((await threaded(run, "pair", "list", "--json")).output)
     assert [(row["user"], row["name"], row["state"]) for row in rows] == [("telegram:42", "Ada", "pending")]
     text = (await threaded(run, "pair", "list")).output
@@ -431,16 +415,12 @@ async def test_pairing_works_without_a_daemon_and_the_person_gets_a_message_at_t
         sent_at=Millis(0),
         is_addressed=True,
     )
-    store = await open_store(home / "state.db")
-    await store.write(offer_pairing, message, code, None, SystemClock().now())
-    await store.close()
+    await stored(home, offer_pairing, message, code, None, SystemClock().now())
     done = await threaded(run, "pair", "approve", code)
     assert "Ada (telegram:42) can now use the bot as user." in done.output
     done = await threaded(run, "pair", "approve", code)
     assert "not valid" in str(done.exception)
-    store = await open_store(home / "state.db")
-    owed = await store.read(lambda db: db.execute("SELECT payload FROM outbox ORDER BY id").fetchall())
-    await store.close()
+    owed = await stored(home, lambda db: db.execute("SELECT payload FROM outbox ORDER BY id").fetchall())
     assert [WELCOME[UserRole.USER] in payload for (payload,) in owed] == [False, True]
     done = await threaded(run, "pair", "revoke", "telegram:42")
     assert "no longer has access" in done.output

@@ -5,9 +5,7 @@ import json
 import sqlite3
 import sys
 import unicodedata
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,7 @@ from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError
 from hermes_state.sessions import set_title
 from hermes_state.values import ChatKind, Sender, SystemClock
-from tests.databases import open_store
+from tests.gateway.command_line import answering, stored
 from tests.gateway.helpers import Run
 from tests.hermes_state.rows import START, exchange, key_of
 
@@ -57,9 +55,7 @@ def fill(db: sqlite3.Connection) -> None:
 async def test_look_ups_print_control_characters_as_their_codes(
     run: Run, home: Path, words: tuple[str, ...], shown: str
 ) -> None:
-    store = await open_store(home / "state.db")
-    await store.write(fill)
-    await store.close()
+    await stored(home, fill)
     done = await asyncio.to_thread(run, *words)
     assert shown in done.output
     assert controls(done.output) == set()
@@ -71,13 +67,10 @@ async def test_look_ups_print_control_characters_as_their_codes(
 
 
 async def test_text_from_the_daemon_prints_no_control_characters(run: Run, home: Path) -> None:
-    async def status(_args: Mapping[str, Any]) -> Any:
-        return {"platforms": {"telegram": {"state": "failed", "detail": f"Conflict: {HOSTILE}"}}}
-
-    async def doctor(_args: Mapping[str, Any]) -> Any:
-        return [{"check": "model", "verdict": "failed", "text": f"The server says: {HOSTILE}"}]
-
-    async with serve_control(home / "control.sock", {"status": status, "doctor": doctor}):
+    status = {"platforms": {"telegram": {"state": "failed", "detail": f"Conflict: {HOSTILE}"}}}
+    doctor = [{"check": "model", "verdict": "failed", "text": f"The server says: {HOSTILE}"}]
+    handlers = {"status": answering(status), "doctor": answering(doctor)}
+    async with serve_control(home / "control.sock", handlers):
         for words, shown in ((("status",), "detail: Conflict: needle \\u001b"), (("doctor",), "says: needle \\u001b")):
             done = await asyncio.to_thread(run, *words)
             assert shown in done.output
@@ -85,10 +78,7 @@ async def test_text_from_the_daemon_prints_no_control_characters(run: Run, home:
 
 
 async def test_an_error_prints_no_control_characters(home: Path, tmp_path: Path) -> None:
-    async def refuse(_args: Mapping[str, Any]) -> Any:
-        raise CommandError(HOSTILE)
-
-    async with serve_control(home / "control.sock", {"pair.approve": refuse}):
+    async with serve_control(home / "control.sock", {"pair.approve": answering(CommandError(HOSTILE))}):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway", "pair", "approve", "K7QM4XPA"),
             env={"HERMES_HOME": str(home), "HOME": str(tmp_path)},

@@ -2,15 +2,11 @@
 
 import asyncio
 import json
-import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from gateway.cli import app
 from hermes_state.engines.opening import COPY_NOTE, open_store
 from hermes_state.engines.postgres.migrate import shipped_migrations
 from hermes_state.engines.postgres.seat import PostgresSeat
@@ -19,6 +15,7 @@ from hermes_state.store.seats import NodeInfo
 from hermes_state.store.sql import load_note, save_note
 from hermes_state.values import SystemClock
 from tests.cluster.pooler import pooler_before
+from tests.gateway.helpers import Run
 from tests.hermes_state.rows import make_chat
 from tests.postgres import PASSWORD, Postgres, connect
 
@@ -26,22 +23,13 @@ pytestmark = pytest.mark.cluster
 
 CODE = "K7QM4XPA"
 
-Run: TypeAlias = Callable[..., Result]
-
 
 @pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    return {"HOME": str(tmp_path), "HERMES_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
-
-
-@pytest.fixture
-def run(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(run: Run) -> Run:
     """Run a command in this process with a database address. Its password never appears in the output."""
-    for name in [name for name in os.environ if name.startswith("HERMES_")]:
-        monkeypatch.delenv(name)
 
     def runner(url: str, *words: str, **variables: str) -> Result:
-        result = CliRunner().invoke(app, list(words), env={**environ, "HERMES_STORE__URL": url, **variables})
+        result = run(*words, HERMES_STORE__URL=url, **variables)
         assert PASSWORD not in f"{result.output}{result.exception}"
         return result
 
@@ -141,7 +129,7 @@ async def test_a_gateway_moves_to_postgresql_and_back(
 
 def test_an_invalid_target_address_is_refused(run: Run, tmp_path: Path) -> None:
     assert "must be an address such as" in str(run("", "store", "copy", "--to", "mysql://db/hermes").exception)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.rglob("*.db")) == []
 
 
 async def test_a_state_directory_has_one_process_with_either_database(postgres_url: str, tmp_path: Path) -> None:

@@ -11,16 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import aiohttp
 import pytest
-from typer.testing import CliRunner, Result
 
-from gateway.cli import app
 from gateway.operator.lookups import LOOKUPS, look_up
 from gateway.operator.socket import serve_control
 from hermes_state.chats import ensure_chat
@@ -38,12 +36,13 @@ from hermes_state.values import (
     SessionId,
     ToolCall,
 )
-from tests.databases import open_store, store_environ
+from tests.databases import open_store
 from tests.fakes import fake_llm
 from tests.fakes.labkit import Control, Server
+from tests.gateway.command_line import answering, stored
+from tests.gateway.helpers import Run
 from tests.hermes_state.rows import START, exchange, key_of
 
-Run: TypeAlias = Callable[..., Result]
 KEY = "sk-abcdefghij0123456789"
 WITHOUT_MODEL = ("--summary-model", "none", "--target-max-tokens", "200", "--summary-target-tokens", "60")
 BROKEN = (
@@ -55,22 +54,8 @@ BROKEN = (
 
 
 @pytest.fixture
-def environ(home: Path) -> dict[str, str]:
-    return {"HOME": str(home), "HERMES_HOME": str(home), "PATH": os.environ["PATH"]}
-
-
-@pytest.fixture
-def run(environ: Mapping[str, str], home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    for name in [*os.environ]:
-        if name.startswith(("HERMES_", "OPENAI_")) or name == "CREDENTIALS_DIRECTORY":
-            monkeypatch.delenv(name)
-
-    def runner(*words: object, **variables: str) -> Result:
-        return CliRunner().invoke(
-            app, ["trajectories", *map(str, words)], env={**environ, **store_environ(home / "state.db"), **variables}
-        )
-
-    return runner
+def run(run: Run) -> Run:
+    return partial(run, "trajectories")
 
 
 def started(environ: Mapping[str, str], *words: object, **options: Any) -> subprocess.Popen[bytes]:
@@ -296,18 +281,12 @@ def fill(db: Any) -> list[str]:
     return [load_view(db, old.lineage_id).session.key, new.key]
 
 
-async def no_tools(_args: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return []
-
-
 def exported(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 async def test_conversations_are_exported_compressed_and_shown(run: Run, home: Path, tmp_path: Path) -> None:
-    store = await open_store(home / "state.db")
-    _, key = await store.write(fill)
-    await store.close()
+    _, key = await stored(home, fill)
     target = tmp_path / "said.jsonl"
     done = await asyncio.to_thread(run, "export", target, "telegram:42")
     assert done.exit_code == 0, done.exception
@@ -360,7 +339,7 @@ async def test_an_export_from_the_daemon_in_pages_equals_one_from_the_database(
     store = await open_store(home / "state.db")
     await store.write(fill)
     handlers = {name: partial(look_up, store, name, redact=redact) for name in LOOKUPS}
-    async with serve_control(home / "control.sock", {**handlers, "tools": no_tools}):
+    async with serve_control(home / "control.sock", {**handlers, "tools": answering([])}):
         done = await asyncio.to_thread(run, "export", tmp_path / "asked.jsonl")
         assert done.exit_code == 0, done.exception
         refused = await asyncio.to_thread(run, "export", tmp_path / "none.jsonl", "telegram:77")
@@ -373,9 +352,7 @@ async def test_an_export_from_the_daemon_in_pages_equals_one_from_the_database(
 
 
 async def test_an_export_can_be_limited_to_a_session_or_to_recent_use(run: Run, home: Path, tmp_path: Path) -> None:
-    store = await open_store(home / "state.db")
-    old, key = await store.write(fill)
-    await store.close()
+    old, key = await stored(home, fill)
     target = tmp_path / "said.jsonl"
     by_session = (((old,), 1), ((old, "--session"), 1), ((key,), 2), ((key, "--session"), 1))
     for words, count in (*by_session, (("--since", "2100-01-01"), 0), ((), 4)):

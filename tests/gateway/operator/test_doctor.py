@@ -27,6 +27,7 @@ from tests.agent.engines.test_loader import ENGINE
 from tests.databases import IS_POSTGRES, about_files, open_store, sqlite_only, store_environ
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
+from tests.gateway.command_line import answering, make_database, stored
 from tests.hermes_state.search.test_full_text import say, start
 from tests.sandboxes import needs_sandbox
 
@@ -72,11 +73,8 @@ def test_an_unreadable_state_directory_is_one_finding(environ: dict[str, str]) -
 async def test_an_invalid_configuration_hides_neither_warnings_nor_the_running_daemon(
     environ: dict[str, str], home: Path
 ) -> None:
-    async def doctor(_args: Mapping[str, Any]) -> Any:
-        return []
-
     (home / "config.yaml").write_text("sessions: {groups: both}")
-    async with serve_control(home / "control.sock", {"doctor": doctor}):
+    async with serve_control(home / "control.sock", {"doctor": answering([])}):
         found = await examined({**environ, "HERMES_NONSENSE": "1"})
     assert found["config"].verdict is CheckStatus.FAILED
     assert "HERMES_NONSENSE" in found["environment"].text
@@ -84,10 +82,7 @@ async def test_an_invalid_configuration_hides_neither_warnings_nor_the_running_d
 
 
 async def test_a_daemon_of_another_version_is_a_finding(environ: dict[str, str], home: Path) -> None:
-    async def doctor(_args: Mapping[str, Any]) -> Any:
-        return {"findings": []}
-
-    async with serve_control(home / "control.sock", {"doctor": doctor}):
+    async with serve_control(home / "control.sock", {"doctor": answering({"findings": []})}):
         found = await examined(environ)
     assert found["daemon"].verdict is CheckStatus.FAILED
     assert "Restart " in found["daemon"].text
@@ -128,8 +123,7 @@ def test_files_open_to_other_users_are_reported_with_a_fix(
 
 
 async def test_the_database_is_checked_while_no_daemon_runs(environ: dict[str, str], home: Path) -> None:
-    store = await open_store(home / "state.db")
-    await store.close()
+    await make_database(home)
     found = await examined(environ)
     assert found["database"].verdict is CheckStatus.FINE
     assert found["daemon"].verdict is CheckStatus.SKIPPED
@@ -137,8 +131,7 @@ async def test_the_database_is_checked_while_no_daemon_runs(environ: dict[str, s
 
 @about_files
 async def test_a_damaged_database_is_reported(environ: dict[str, str], home: Path) -> None:
-    store = await open_store(home / "state.db")
-    await store.close()
+    await make_database(home)
     damage(home / "state.db")
     assert (await examined(environ))["database"].verdict is CheckStatus.FAILED
 
@@ -447,8 +440,7 @@ def test_a_user_service_without_linger_is_reported(
 
 
 async def test_doctor_changes_nothing(environ: dict[str, str], home: Path) -> None:
-    store = await open_store(home / "state.db")
-    await store.close()
+    await make_database(home)
     before = snapshot(home)
     await examined(environ)
     assert snapshot(home) == before
@@ -491,12 +483,7 @@ def test_an_unknown_context_engine_is_reported(environ: dict[str, str]) -> None:
 
 @sqlite_only
 async def test_the_search_index_is_checked_against_the_messages(environ: dict[str, str], home: Path) -> None:
-    store = await open_store(home / "state.db")
-    try:
-        session = await store.write(start, "a")
-        await store.write(say, session, "the door")
-    finally:
-        await store.close()
+    await stored(home, lambda db: say(db, start(db, "a"), "the door"))
     assert (await examined(environ))["search"].verdict is CheckStatus.FINE
     with contextlib.closing(sqlite3.connect(home / "state.db")) as db, db:
         db.execute("DELETE FROM messages_fts_docsize")
@@ -532,9 +519,7 @@ def test_a_terminal_without_a_sandbox_is_a_finding(
 async def test_the_running_daemon_checks_its_own_terminal(environ: dict[str, str], home: Path) -> None:
     """The daemon's unit may forbid what the shell of `doctor` allows."""
 
-    async def doctor(_args: Mapping[str, Any]) -> Any:
-        return [asdict(failed("terminal", "no"))]
-
-    async with serve_control(home / "control.sock", {"doctor": doctor}):
+    finding = asdict(failed("terminal", "no"))
+    async with serve_control(home / "control.sock", {"doctor": answering([finding])}):
         found = await examined({**environ, "HERMES_TERMINAL__ENABLED": "true"})
     assert found["terminal"].text == "no"

@@ -33,6 +33,7 @@ from hermes_state.values import (
     ToolCall,
 )
 from tests.databases import open_store
+from tests.gateway.command_line import stored
 from tests.gateway.helpers import Run
 from tests.hermes_state.rows import START, exchange, key_of, migrated
 from tests.hermes_state.search.test_full_text import start
@@ -97,19 +98,11 @@ async def said(run: Run, home: Path, *words: str) -> list[dict[str, Any]]:
     return rows
 
 
-async def filled(home: Path) -> LineageId:
-    store = await open_store(home / "state.db")
-    try:
-        return await store.write(fill)
-    finally:
-        await store.close()
-
-
 # ---- programs
 
 
 async def test_lineage_prints_exactly_the_promised_fields_oldest_first(run: Run, home: Path) -> None:
-    await filled(home)
+    await stored(home, fill)
     rows = await said(run, home, "lineage", "telegram:42")
     assert [list(row) for row in rows] == [LINEAGE_FIELDS] * 3
     left, root, tip = rows
@@ -132,7 +125,7 @@ async def test_lineage_prints_exactly_the_promised_fields_oldest_first(run: Run,
 
 
 async def test_search_prints_exactly_the_promised_fields_in_the_order_asked_for(run: Run, home: Path) -> None:
-    await filled(home)
+    await stored(home, fill)
     best = await said(run, home, "search", "door", "--role", "user")
     assert ([list(row) for row in best], best[0]["text"]) == ([SEARCH_FIELDS] * 3, "a door door door")
     assert [row["score"] for row in best] == sorted((row["score"] for row in best), reverse=True)
@@ -147,7 +140,7 @@ async def test_search_prints_exactly_the_promised_fields_in_the_order_asked_for(
 
 
 async def test_a_hit_names_the_session_of_its_message(run: Run, home: Path) -> None:
-    await filled(home)
+    await stored(home, fill)
     (hit,) = await said(run, home, "search", "red")
     chain = {row["session"]: row for row in await said(run, home, "lineage", hit["session"])}
     assert (chain[hit["session"]]["depth"], chain[hit["session"]]["lineage"]) == (0, hit["lineage"])
@@ -161,9 +154,7 @@ async def test_secrets_are_removed_from_hits_even_if_the_snippet_cuts_them(run: 
         chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
         exchange(db, chat, "a " * 50 + f"{KEY} " + "b " * 25 + "window " + "y " * 300, "open")
 
-    store = await open_store(home / "state.db")
-    await store.write(one)
-    await store.close()
+    await stored(home, one)
     (row,) = await said(run, home, "search", "window")
     assert "b b window" in row["snippet"]
     assert KEY[-8:] not in row["snippet"] + row["text"]
@@ -181,9 +172,7 @@ async def test_secrets_in_arguments_and_documents_are_removed_from_hits(run: Run
         for body in (MessageBody(calls=(call,)), MessageBody(documents=(document,))):
             append(db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="x", body=body), START)
 
-    store = await open_store(home / "state.db")
-    await store.write(one)
-    await store.close()
+    await stored(home, one)
     done = await asyncio.to_thread(partial(run, "search", "window", "--json", OPENAI_API_KEY="plainwordsecret"))
     rows = json.loads(done.output)
     assert len(rows) == 2
@@ -193,7 +182,7 @@ async def test_secrets_in_arguments_and_documents_are_removed_from_hits(run: Run
 
 
 async def test_history_shows_the_original_messages_of_the_whole_conversation(run: Run, home: Path) -> None:
-    await filled(home)
+    await stored(home, fill)
     rows = await said(run, home, "history", "telegram:42")
     assert [row["text"] for row in rows] == [f"the red door, {KEY}", "open", "and the window", "shut"]
     assert [row["taken_back"] for row in rows] == [False, True, False, False]
@@ -214,9 +203,7 @@ async def test_a_long_history_comes_in_pages_without_a_gap(
             row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=str(number) + "x" * 10)
             append(db, SessionId(session), row, START)
 
-    store = await open_store(home / "state.db")
-    await store.write(many)
-    await store.close()
+    await stored(home, many)
     monkeypatch.setattr("gateway.operator.lookups.MAX_PAGE_CHARS", 30)
     rows = await said(run, home, "history", "telegram:42", "--limit", "1000")
     assert [row["text"].rstrip("x") for row in rows] == [str(number) for number in range(23)]
@@ -224,7 +211,7 @@ async def test_a_long_history_comes_in_pages_without_a_gap(
 
 
 async def test_sessions_lists_conversations_of_all_chats_the_most_recently_used_first(run: Run, home: Path) -> None:
-    await filled(home)
+    await stored(home, fill)
     rows = await said(run, home, "sessions")
     assert [(row["chat"], row["messages"], row["sessions"], row["is_active"]) for row in rows] == [
         ("telegram:-7", 2, 1, True),
@@ -241,7 +228,7 @@ async def test_sessions_lists_conversations_of_all_chats_the_most_recently_used_
 
 
 async def test_tables_for_people(run: Run, home: Path) -> None:
-    await filled(home)
+    await stored(home, fill)
     table = (await asyncio.to_thread(run, "lineage", "telegram:42")).output.splitlines()
     assert len(table) == 4
     assert table[3].endswith("manual, 900 → 90 tokens, summary by small, focus “doors”")
@@ -276,9 +263,7 @@ async def test_tool_rows_name_their_tool_and_calls(run: Run, home: Path) -> None
         )
         append(db, session, found, START)
 
-    store = await open_store(home / "state.db")
-    await store.write(tools)
-    await store.close()
+    await stored(home, tools)
     rows = await said(run, home, "history", "telegram:42")
     assert (rows[2]["calls"], rows[2]["text"], rows[3]["tool"], len(rows[3]["text"])) == (["look"], "", "look", 900)
     shown = (await asyncio.to_thread(run, "history", "telegram:42")).output
@@ -299,14 +284,14 @@ async def test_tool_rows_name_their_tool_and_calls(run: Run, home: Path) -> None
 async def test_an_unknown_name_is_refused_in_one_sentence(
     run: Run, home: Path, words: tuple[str, ...], sentence: str
 ) -> None:
-    await filled(home)
+    await stored(home, fill)
     done = await asyncio.to_thread(run, *words)
     assert isinstance(done.exception, CommandError)
     assert sentence in str(done.exception)
 
 
 async def test_words_that_are_not_text_find_nothing(run: Run, home: Path) -> None:
-    await filled(home)
+    await stored(home, fill)
     assert await said(run, home, "search", "\udcff") == []
 
 
@@ -360,6 +345,6 @@ def test_an_unusable_name_is_refused_with_the_reason(name: str, is_chat: bool, i
 
 
 async def test_search_works_with_an_invalid_configuration(run: Run, home: Path) -> None:
-    await filled(home)
+    await stored(home, fill)
     (home / "config.yaml").write_text("local: {prot: 1}")
     assert "[redacted]" in (await asyncio.to_thread(run, "search", "red")).output
