@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from hermes_state import outbox
 from hermes_state.aio import Backoff
 from hermes_state.chats import load_history
-from hermes_state.errors import PlatformUnavailable, RateLimited
+from hermes_state.errors import PlatformUnavailable
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
 from tests.clocks import TurnedClock
@@ -45,17 +45,6 @@ async def test_an_answer_whose_retry_waits_is_not_held_up(gateway: TestGateway, 
     await failed_once(gateway)
     clock.offset = jump
     assert await gateway.replies(1) == ["echo: hello"]
-
-
-@JUMPS
-async def test_a_penalty_is_waited_out_and_no_longer(gateway: TestGateway, clock: TurnedClock, jump: int) -> None:
-    gateway.adapter.troubles.append(RateLimited(1.0))
-    await gateway.say("hello")
-    await failed_once(gateway)
-    clock.offset = jump
-    began = asyncio.get_running_loop().time()
-    assert await gateway.replies(1) == ["echo: hello"]
-    assert asyncio.get_running_loop().time() - began > 0.7
 
 
 @JUMPS
@@ -102,15 +91,6 @@ async def test_a_paste_that_waited_at_a_restart_is_answered(serve: Serve, clock:
     clock.offset = -DAY_MS
     async with serve(clock=clock) as again:
         assert await again.replies(1) == ["echo: long"]
-
-
-@JUMPS
-async def test_stop_ends_the_turn_that_runs(gateway: TestGateway, clock: TurnedClock, jump: int) -> None:
-    await hanging(gateway)
-    clock.offset = jump
-    assert await gateway.ask("/stop") == "Stopped."
-    assert await gateway.turns_of() == [("stopped", "q")]
-    assert await gateway.ask("next") == "echo: q | next"
 
 
 @JUMPS

@@ -31,8 +31,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("length", [100_000, None], ids=["with a length", "in chunks"])
-@pytest.mark.parametrize("goes", ["closes", "says no more"])
+@pytest.mark.parametrize(("length", "goes"), [(100_000, "closes"), (None, "says no more")])
 @pytest.mark.parametrize(("kind", "body"), FORMS.values(), ids=FORMS)
 async def test_a_page_closed_during_a_form_leaves_nothing(
     tmp_path: Path,

@@ -385,21 +385,6 @@ async def test_two_compressions_are_undone_one_at_a_time(gateway: TestGateway) -
     assert "no compression" in await compress(gateway, "undo")
 
 
-async def test_after_compress_undo_hygiene_waits_while_the_prompt_fits(talk: Talk, model: CountingModel) -> None:
-    settings = ContextSettings(hard_message_limit=50)
-    async with talk(context=settings, count=25) as gateway:
-        whole = await view_of(gateway)
-        await gateway.tell("one too many")
-        assert await gateway.rows(EVENTS) == [("hygiene", "compressed", None, "model")]
-        assert "Compression undone: I see 52 messages again" in await compress(gateway, "undo")
-        assert (await view_of(gateway))[:50] == whole
-        await gateway.ask("still more")
-        assert len(await gateway.rows(EVENTS)) == 1, "it waits"
-        for number in range(8):
-            await gateway.tell(f"MORE-{number}. {WORDS}")
-        assert len(await gateway.rows(EVENTS)) == 1, "it waits although it has grown"
-
-
 async def test_compress_undo_is_refused_if_the_view_no_longer_fits(talk: Talk) -> None:
     async with talk(length=8_192, count=20) as gateway:
         await compress(gateway)

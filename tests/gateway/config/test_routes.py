@@ -70,23 +70,6 @@ def test_a_key_is_used_only_for_its_own_host(
     assert key_of(block(**written), main(**model)) == key
 
 
-@given(
-    ours=st.sampled_from(["https://a.example/v1", "https://b.example/v1", "http://a.example/v1", None]),
-    theirs=st.sampled_from(["https://a.example/v1", "https://c.example/v1", "https://a.example:444", None]),
-    our_protocol=st.sampled_from(["chat_completions", "responses", "anthropic"]),
-    their_protocol=st.sampled_from(["chat_completions", "responses", "anthropic", None]),
-)
-def test_the_key_stays_with_its_host_for_any_route(
-    ours: str | None, theirs: str | None, our_protocol: str, their_protocol: str | None
-) -> None:
-    model = main(base_url=ours, protocol=our_protocol)
-    route = completed(block(base_url=theirs, protocol=their_protocol), model)
-    assert route.address is not None
-    assert model.address is not None
-    same_host = route.address.split("/")[:3] == model.address.split("/")[:3]
-    assert (route.api_key is not None) == same_host
-
-
 def test_a_base_url_alone_gets_the_protocol_chat_completions() -> None:
     assert (
         completed(block(base_url="http://127.0.0.1:1234/v1"), main(protocol="anthropic")).protocol == "chat_completions"

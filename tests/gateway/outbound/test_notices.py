@@ -274,28 +274,6 @@ async def test_without_a_summary_the_notice_counts_the_listed_messages(talk: Tal
         assert "could not summarise" not in read_by_the_model(model)
 
 
-async def test_compression_without_effect_stops_and_the_notice_gives_alternatives(
-    talk: Talk, model: CountingModel
-) -> None:
-    """The provider counts far too many tokens, so that no compression gets below the threshold."""
-    context = ContextSettings(protect_last_n=1, protect_first_n=0)
-    async with talk(length=32_768, context=context, notices={"pressure": False}) as gateway:
-        await say_much(gateway, range(12))
-        number = 12
-        while not notices(gateway, "hardly shortens"):
-            assert number < 40
-            model.reported = 17_000 if number % 2 else 17_100
-            await gateway.tell(f"TICKET-{number}. {WORDS * 4}")
-            number += 1
-        [told] = notices(gateway, "hardly shortens")
-        assert "/new" in told
-        assert "`/compress <topic>`" in told
-        [(done,)] = await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'")
-        await gateway.tell(f"once more. {WORDS}")
-        assert await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'") == [(done,)]
-        assert len(notices(gateway, "hardly shortens")) == 1
-
-
 async def test_a_block_lifted_by_growth_stays_lifted(talk: Talk, store: Store) -> None:
     async with talk(length=8_192, notices={"pressure": False}, count=2) as gateway:
 
@@ -336,10 +314,3 @@ async def test_many_short_messages_are_not_compressed_on_every_message(talk: Tal
         [(done,)] = await gateway.rows("SELECT count(*) FROM compressions")
         assert 4 <= done <= 12
         assert notices(gateway, "hardly shortens") == []
-
-
-@pytest.mark.parametrize("count", [20, 24])
-async def test_below_the_message_limit_no_notice_is_sent(talk: Talk, count: int) -> None:
-    context = ContextSettings(hard_message_limit=50)
-    async with talk(length=131_072, context=context, count=count) as gateway:
-        assert await gateway.rows("SELECT * FROM compressions") == []

@@ -192,16 +192,6 @@ async def test_a_refused_image_breaks_neither_this_answer_nor_later_turns(
     assert [outcome for (outcome,) in outcomes[:2]] == ["image", "image" if len(provider.calls[1]) else "ok"]
 
 
-async def test_older_images_are_left_out_first(store: Store, tmp_path: Path) -> None:
-    async with refusing(
-        store, tmp_path, lambda images: rejected(ImageFault.UNREADABLE) if len(images) > 1 else None
-    ) as (gateway, provider):
-        await send(gateway, one=picture((100, 50)))
-        await send(gateway, two=picture((200, 50)))
-        assert provider.calls == [[100], [100, 200], [200]]
-        assert "some were left out" in gateway.adapter.texts()[-1]
-
-
 async def test_a_model_that_refuses_images_gets_none_for_a_week(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from hermes_state.errors import PlatformUnavailable
-from hermes_state.values import ChatKind, DeletionEvent
-from platforms.base import MenuCommand
+from hermes_state.values import ChatKind
 from tests.clocks import TurnedClock
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness
@@ -66,19 +65,6 @@ async def test_history_and_gateway_give_a_message_the_same_event_ref(harness: Di
     assert missed == live
 
 
-async def test_a_resumed_session_replays_missed_events(known: DiscordHarness) -> None:
-    async with known.running():
-        await known.write("caught up here")
-        await known.write_in_group("and there", is_mention=True)
-        await known.intake.wait_for(2)
-        reads = len(await known.calls("GET /channels/.*/messages"))
-        await known.post("gateway", {"action": "drop"})
-        await known.write("during the gap")
-        await known.intake.wait_for(3)
-        assert len(await known.calls("GET /channels/.*/messages")) == reads
-    assert texts(known)[2:] == ["during the gap"]
-
-
 async def test_a_session_that_cannot_resume_is_caught_up(
     harness: DiscordHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,22 +86,6 @@ async def test_a_session_that_cannot_resume_is_caught_up(
         await harness.intake.wait_for(2)
         assert harness.adapter.health().is_ready
     assert texts(harness) == ["before", "in the gap"]
-
-
-async def test_live_messages_wait_for_the_missed_ones_of_their_channel_only(known: DiscordHarness) -> None:
-    await known.write("missed")
-    await known.fault(match=f"GET /channels/{known.direct_chat.chat_ref}", kind="delay", seconds=2)
-    async with known.running():
-        first = await known.write("live")
-        await known.delete(first)
-        await known.write_in_group("elsewhere", is_mention=True)
-        await known.intake.wait_for(1)
-        assert texts(known) == ["elsewhere"]
-        await known.intake.wait_for(2)
-        await eventually(lambda: len(known.intake.of(DeletionEvent)) == 1, "the deletion follows")
-    assert "missed" in texts(known)
-    kinds = [type(event).__name__ for event in known.intake.events if event.chat == known.direct_chat]
-    assert kinds[-1] == "DeletionEvent"
 
 
 async def test_the_cursor_moves_over_ignored_messages(live: DiscordHarness) -> None:
@@ -159,14 +129,6 @@ async def test_a_first_message_in_an_unknown_channel_is_found(known: DiscordHarn
     async with known.running():
         await known.intake.wait_for(1)
     assert texts(known) == ["while away"]
-
-
-async def test_two_missed_messages_of_an_unknown_channel_both_arrive(known: DiscordHarness) -> None:
-    await known.message("anybody here?", dm_user_id=BOB)
-    async with known.running():
-        await known.message("hello?", dm_user_id=BOB)
-        await known.intake.wait_for(2)
-    assert texts(known) == ["anybody here?", "hello?"]
 
 
 async def test_a_new_database_does_not_fetch_old_messages(harness: DiscordHarness) -> None:
@@ -213,13 +175,6 @@ async def test_skipped_messages_that_do_not_address_the_bot_get_no_notice(known:
     assert known.intake.events == []
 
 
-async def test_the_limits_are_settings(known: DiscordHarness) -> None:
-    await known.message("message {n}", repeat=8)
-    async with running(known.another_adapter(catch_up_messages=3), known.intake):
-        await known.intake.wait_for(3)
-    assert texts(known) == ["message 5", "message 6", "message 7"]
-
-
 @pytest.mark.parametrize("bound", [{"catch_up_messages": 0}, {"catch_up_hours": 0}])
 async def test_a_limit_of_zero_disables_catching_up(known: DiscordHarness, bound: dict[str, int]) -> None:
     await known.write("missed")
@@ -228,16 +183,6 @@ async def test_a_limit_of_zero_disables_catching_up(known: DiscordHarness, bound
         await known.intake.wait_for(1)
     assert texts(known) == ["live"]
     assert await known.visible(known.direct_chat) == []
-
-
-async def test_commands_do_not_wait_for_history(known: DiscordHarness) -> None:
-    await known.write("missed")
-    await known.fault(match=f"GET /channels/{known.direct_chat.chat_ref}", kind="delay", seconds=2)
-    stop = MenuCommand(name="stop", description="Stop", argument=None)
-    async with running(known.another_adapter(menu=[stop]), known.intake):
-        await known.post("interaction", {"name": "stop", "dm_user_id": ALICE, "force": True})
-        await known.intake.wait_for(2)
-    assert texts(known) == ["/stop", "missed"]
 
 
 async def test_an_unreadable_history_keeps_no_more_events_than_the_queue(known: DiscordHarness) -> None:
