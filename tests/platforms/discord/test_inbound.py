@@ -71,11 +71,6 @@ async def test_the_ping_of_another_bots_reply_is_not_a_mention(live: DiscordHarn
     assert (await heard(live, f"<@{BOT}> hello", user_id=OTHER_BOT, is_bot=True)).is_addressed
 
 
-async def test_a_webhook_counts_as_a_bot(live: DiscordHarness) -> None:
-    message = await heard(live, "build done", user_id="700000000000000001", webhook_id="700000000000000001")
-    assert message.sender.is_bot
-
-
 async def test_a_thread_is_a_separate_chat(live: DiscordHarness) -> None:
     thread = await live.post("channel", {"channel": "general", "thread": "plans", "user_id": ALICE})
     message = await heard(live, "in here", channel_id=thread["id"], mention=True)
@@ -116,15 +111,6 @@ async def test_each_edit_is_a_new_event_and_a_replay_is_not(live: DiscordHarness
     await live.post("event", {"t": "MESSAGE_UPDATE", "d": raw})
     await heard(live, "afterwards")
     assert [edit.text for edit in live.intake.of(EditEvent)] == ["two", "three"]
-
-
-async def test_a_replayed_message_keeps_its_event_ref(live: DiscordHarness) -> None:
-    message = await heard(live, "once", mention=True)
-    raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
-    await live.post("event", {"t": "MESSAGE_CREATE", "d": raw})
-    await heard(live, "afterwards")
-    assert live.intake.texts == ["once", "afterwards"]
-    assert live.intake.offered.count(message.event_ref) == 2
 
 
 SNAPSHOT = {

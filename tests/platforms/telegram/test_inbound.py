@@ -100,13 +100,6 @@ def test_a_mention_by_account_addresses_us_without_our_name() -> None:
     assert (received.is_addressed, received.text) == (True, "what now?")
 
 
-def test_the_line_after_a_quotation_is_the_senders_own() -> None:
-    quoted = {"type": "blockquote", "offset": 0, "length": 13}
-    received = read_one(text="quoted words\n/stop please", entities=[quoted])
-    assert received.text.splitlines()[-1] == "/stop please"
-    assert received.text.startswith("> quoted words")
-
-
 def test_a_reply_to_us_addresses_us_and_quotes_the_answered_message() -> None:
     original = {**message("x" * 600, chat=GROUP), "message_id": 5, "from": US}
     received = read_one(text="why?", chat=GROUP, reply_to_message=original)
@@ -122,14 +115,6 @@ def test_a_reply_to_somebody_else_is_quoted_but_does_not_address_us() -> None:
     assert not received.is_addressed
     assert received.quote is not None
     assert (received.quote.text, received.quote.author, received.quote.is_from_bot) == ("their words", "Ada L", False)
-
-
-def test_a_selected_part_becomes_the_quote() -> None:
-    original = {**message("one two three", chat=GROUP), "message_id": 5}
-    quote = {"text": "two", "position": 4, "is_manual": True}
-    received = read_one(text="this", chat=GROUP, reply_to_message=original, quote=quote)
-    assert received.quote is not None
-    assert received.quote.text == "two"
 
 
 TOPIC_CREATED = {
