@@ -131,15 +131,6 @@ def test_the_machine_s_unit_may_write_to_its_state_and_to_the_locks_alone() -> N
     assert settings(machine, "PrivateTmp") == ["yes"]
 
 
-@needs_systemd
-def test_systemd_finds_nothing_to_complain_about(unit: Path, text: str, tmp_path: Path) -> None:
-    """The command is not installed where the unit expects it; everything else is verified as it is."""
-    copy = tmp_path / unit.name
-    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE), encoding="utf-8")
-    manager = "--user" if unit == UNITS["user"] else "--system"
-    assert analyzed("verify", manager, str(copy), runtime=tmp_path) == (0, "")
-
-
 def test_the_unit_of_nodes_is_the_machine_s_but_for_names() -> None:
     machine, node = (set(path.read_text("utf-8").splitlines()) for path in (UNITS["machine"], NODES))
     own = {line for line in node - machine if not line.startswith("#")}
@@ -152,47 +143,32 @@ def test_the_unit_of_nodes_is_the_machine_s_but_for_names() -> None:
     assert len(machine - node) == 3 + 4, "three settings and the comment at the top"
 
 
-@needs_systemd
-def test_systemd_takes_the_unit_of_a_node_and_shuts_it_in(tmp_path: Path) -> None:
-    text = NODES.read_text(encoding="utf-8")
-    copy = tmp_path / "hermes-gateway@one.service"
+def copied(name: str, folder: Path) -> Path:
+    """A unit with a command that exists here. After a plus sign, the terminal's drop-in is in the same file."""
+    name, _, drop_in = name.partition("+")
+    source = {**UNITS, "node": NODES}[name]
+    text = source.read_text(encoding="utf-8") + (TERMINAL.read_text(encoding="utf-8") if drop_in else "")
+    copy = folder / source.name.replace("@", "@one")
     copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE), encoding="utf-8")
-    assert analyzed("verify", "--system", str(copy), runtime=tmp_path) == (0, "")
-    limit = f"--threshold={MAX_EXPOSURE * 10:.0f}"
-    code, said = analyzed("security", "--offline=true", "--no-pager", limit, str(copy), runtime=tmp_path)
-    assert code == 0, said
-
-
-@needs_systemd
-def test_the_machine_s_unit_stays_shut_in(tmp_path: Path) -> None:
-    limit = f"--threshold={MAX_EXPOSURE * 10:.0f}"
-    code, said = analyzed("security", "--offline=true", "--no-pager", limit, str(UNITS["machine"]), runtime=tmp_path)
-    assert code == 0, said
-
-
-@needs_systemd
-@pytest.mark.parametrize("name", UNITS)
-def test_the_drop_in_of_the_terminal_is_read_beside_each_unit(name: str, tmp_path: Path) -> None:
-    copy = with_terminal(name, tmp_path)
-    manager = "--user" if name == "user" else "--system"
-    assert analyzed("verify", manager, str(copy), runtime=tmp_path) == (0, "")
-
-
-@needs_systemd
-def test_the_terminal_opens_the_machine_s_unit_no_further_than_it_must(tmp_path: Path) -> None:
-    copy = with_terminal("machine", tmp_path)
-    limit = f"--threshold={MAX_TERMINAL_EXPOSURE * 10:.0f}"
-    code, said = analyzed("security", "--offline=true", "--no-pager", limit, str(copy), runtime=tmp_path)
-    assert code == 0, said
-
-
-def with_terminal(name: str, folder: Path) -> Path:
-    """A unit with the terminal's drop-in in effect: behind it in one file, which reads the same."""
-    text = UNITS[name].read_text(encoding="utf-8")
-    text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)
-    copy = folder / UNITS[name].name
-    copy.write_text(text + TERMINAL.read_text(encoding="utf-8"), encoding="utf-8")
     return copy
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", ["machine", "user", "node", "machine+terminal", "user+terminal"])
+def test_systemd_finds_nothing_to_complain_about(name: str, tmp_path: Path) -> None:
+    manager = "--user" if name.startswith("user") else "--system"
+    assert analyzed("verify", manager, str(copied(name, tmp_path)), runtime=tmp_path) == (0, "")
+
+
+@needs_systemd
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("machine", MAX_EXPOSURE), ("node", MAX_EXPOSURE), ("machine+terminal", MAX_TERMINAL_EXPOSURE)],
+)
+def test_the_machine_s_unit_opens_no_further_than_it_must(name: str, most: float, tmp_path: Path) -> None:
+    words = ("security", "--offline=true", "--no-pager", f"--threshold={most * 10:.0f}")
+    code, said = analyzed(*words, str(copied(name, tmp_path)), runtime=tmp_path)
+    assert code == 0, said
 
 
 @needs_sandbox

@@ -28,6 +28,7 @@ from hermes_state.errors import (
     ChatUnreachable,
     FileSizeExceeded,
     MessageRejected,
+    PlatformError,
     PlatformUnavailable,
     RateLimited,
     SendAmbiguous,
@@ -527,33 +528,24 @@ class AdapterContract:
         await live.adapter.show_typing(live.direct_chat)
         assert await live.visible(live.direct_chat) == []
 
-    async def test_a_refused_connection_means_not_sent(self, live: AdapterHarness) -> None:
-        await live.break_next_send("refused")
-        with pytest.raises(PlatformUnavailable):
+    @pytest.mark.parametrize(
+        ("trouble", "error", "shown"),
+        [
+            ("refused", PlatformUnavailable, []),
+            ("answer_lost", SendAmbiguous, ["hello"]),
+            ("flood", RateLimited, []),
+            ("blocked", ChatUnreachable, []),
+            ("rejected", MessageRejected, []),
+        ],
+    )
+    async def test_a_failed_send_raises_what_delivery_needs_to_know(
+        self, live: AdapterHarness, trouble: Trouble, error: type[PlatformError], shown: list[str]
+    ) -> None:
+        await live.break_next_send(trouble)
+        with pytest.raises(error) as caught:
             await live.adapter.send(request(live.direct_chat, "hello"))
-        assert await live.visible(live.direct_chat) == []
-
-    async def test_a_lost_answer_is_ambiguous(self, live: AdapterHarness) -> None:
-        await live.break_next_send("answer_lost")
-        with pytest.raises(SendAmbiguous):
-            await live.adapter.send(request(live.direct_chat, "hello"))
-        assert await live.visible(live.direct_chat) == ["hello"]
-
-    async def test_flood_control_says_how_long_to_wait(self, live: AdapterHarness) -> None:
-        await live.break_next_send("flood")
-        with pytest.raises(RateLimited) as caught:
-            await live.adapter.send(request(live.direct_chat, "hello"))
-        assert caught.value.retry_after > 0
-
-    async def test_a_chat_that_is_gone_is_unreachable(self, live: AdapterHarness) -> None:
-        await live.break_next_send("blocked")
-        with pytest.raises(ChatUnreachable):
-            await live.adapter.send(request(live.direct_chat, "hello"))
-
-    async def test_refused_content_is_rejected(self, live: AdapterHarness) -> None:
-        await live.break_next_send("rejected")
-        with pytest.raises(MessageRejected):
-            await live.adapter.send(request(live.direct_chat, "hello"))
+        assert not isinstance(caught.value, RateLimited) or caught.value.retry_after > 0
+        assert await live.visible(live.direct_chat) == shown
 
     # Rendering
 

@@ -15,6 +15,7 @@ from agent.model.base import FinishReason, ModelReply, ModelRequest
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import RENDERED_AT_ONCE
 from hermes_state import outbox
+from hermes_state.aio import Backoff
 from hermes_state.chats import ensure_chat, load_chat
 from hermes_state.errors import (
     ChatMoved,
@@ -131,12 +132,33 @@ async def test_a_platform_without_buttons_gets_none(serve: Serve) -> None:
         assert gateway.adapter.requests[0].part.buttons == ()
 
 
-async def test_an_attempt_without_effect_is_repeated_with_the_same_key(gateway: TestGateway) -> None:
-    gateway.adapter.troubles.extend([PlatformUnavailable("down"), PlatformUnavailable("down")])
+@pytest.mark.parametrize(
+    ("troubles", "text", "repeats"),
+    [
+        ([PlatformUnavailable("down"), PlatformUnavailable("down")], "hello", [False, False, False]),
+        ([SendAmbiguous("broke"), PlatformUnavailable("down")], "hello", [False, True, True]),
+        ([KeyError("bug of the SDK")], "hello", [False, True]),
+        ([asyncio.CancelledError()], "hello", [False, True]),
+        ([MessageRejected("cannot parse")], "plain hello", [False, False]),
+    ],
+    ids=["without effect", "ambiguous", "bug", "closed connection", "rejected markup"],
+)
+async def test_a_failed_attempt_is_repeated_with_the_same_part_and_key_and_marked_if_it_may_have_arrived(
+    gateway: TestGateway,
+    monkeypatch: pytest.MonkeyPatch,
+    troubles: list[BaseException],
+    text: str,
+    repeats: list[bool],
+) -> None:
+    monkeypatch.setattr("gateway.outbound.delivery.RETRY_BACKOFF", Backoff(0.05, 0.1))
+    gateway.adapter.troubles.extend(troubles)
     await owe(gateway, "hello")
-    assert await gateway.replies(1) == ["hello"]
-    assert len({request.key for request in gateway.adapter.requests}) == 1
-    assert [request.is_repeat for request in gateway.adapter.requests] == [False, False, False]
+    assert await gateway.replies(1) == [text]
+    first, *others = gateway.adapter.requests
+    assert [request.is_repeat for request in (first, *others)] == repeats
+    assert all(
+        (one.key, one.part, one.first_tried_at) == (first.key, first.part, first.first_tried_at) for one in others
+    )
 
 
 async def test_an_answer_whose_first_request_fails_is_sent_again_with_the_same_key(gateway: TestGateway) -> None:
@@ -170,34 +192,6 @@ async def test_an_answer_stored_for_a_cancelled_turn_is_not_marked_as_a_repeat(s
         assert [state for state, _ in await gateway.turns_of()] == ["finished"]
         [request] = gateway.adapter.requests
         assert not request.is_repeat, "nobody has sent it before"
-
-
-async def test_an_ambiguous_attempt_is_marked_as_a_repeat(gateway: TestGateway) -> None:
-    gateway.adapter.troubles.extend([SendAmbiguous("broke"), PlatformUnavailable("down")])
-    await owe(gateway, "hello")
-    await gateway.replies(1)
-    first, second, third = gateway.adapter.requests
-    assert [first.is_repeat, second.is_repeat, third.is_repeat] == [False, True, True]
-    assert first.first_tried_at == second.first_tried_at == third.first_tried_at
-    assert first.part == second.part == third.part
-
-
-@pytest.mark.parametrize(
-    "trouble", [KeyError("bug"), asyncio.CancelledError()], ids=["bug of the SDK", "closed connection"]
-)
-async def test_an_unknown_end_of_a_request_is_ambiguous_and_the_answer_arrives(
-    gateway: TestGateway, trouble: BaseException
-) -> None:
-    gateway.adapter.troubles.append(trouble)
-    await owe(gateway, "hello")
-    assert await gateway.replies(1) == ["hello"]
-    assert [request.is_repeat for request in gateway.adapter.requests] == [False, True]
-
-
-async def test_rejected_markup_goes_out_as_plain_text(gateway: TestGateway) -> None:
-    gateway.adapter.troubles.append(MessageRejected("cannot parse"))
-    await owe(gateway, "hello")
-    assert await gateway.replies(1) == ["plain hello"]
 
 
 async def test_content_refused_twice_is_given_up_and_later_replies_continue(gateway: TestGateway) -> None:
