@@ -597,35 +597,6 @@ def test_init_repeats_only_the_question_with_a_wrong_answer(environ: dict[str, s
     assert "telegram:42" in config
 
 
-async def test_init_lets_people_correct_answers_that_failed_the_test(environ: dict[str, str], home: Path) -> None:
-    async with Server(fake_llm.make_app()) as llm:
-        answers = {
-            "Telegram bot token": "",
-            "Discord bot token": "",
-            "Model name": "lab-128",
-            "API type": "",
-            "Base URL of the API": f"{llm.url}/wrong",
-            "API key": "",
-            "Your user id": "",
-            f"did you mean {llm.url}/v1?": "y",
-            "(lab-128; Enter keeps it": "",
-            "API typ": "",
-            f"({llm.url}/wrong; Enter keeps it": f"{llm.url}/v1",
-            "API ke": "",
-            "does not list lab-128; did you mean": "y",
-            "Model name (lab-128; Enter keeps it, - removes it)": "lab-128k",
-            "API ty": "",
-            f"({llm.url}/v1; Enter keeps it": "",
-            "API k": "",
-        }
-        await llm_refuses(llm.url, "lab-128")
-        shown = await asyncio.to_thread(at_a_terminal, environ, ["init"], answers)
-    assert "Start with: " in shown
-    config = (home / "config.yaml").read_text()
-    assert "name: lab-128k\n" in config
-    assert f"base_url: {llm.url}/v1\n" in config
-
-
 @pytest.mark.parametrize("takes_calls", [True, False], ids=["works", "unknown"])
 async def test_init_without_a_terminal_writes_an_unlisted_model_only_if_it_answers_calls(
     run: Run, home: Path, takes_calls: bool

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.access.pairing import STILL_WAITING
 from gateway.inbound.intake import NO_ACCESS
 from hermes_state.errors import StoreUnavailable
 from hermes_state.values import ChatKey, Cursor
@@ -42,17 +41,6 @@ async def test_an_impossible_event_time_is_replaced(gateway: TestGateway, at: in
 
 
 # ---- who is let in
-
-
-async def test_a_stranger_gets_one_code_and_the_message_is_not_stored(gateway: TestGateway) -> None:
-    said = await gateway.ask("secret words", chat=EVE_CHAT, sender=EVE)
-    assert "pairing code" in said
-    await gateway.say("let me in", chat=EVE_CHAT, sender=EVE)
-    await gateway.say("/help", chat=EVE_CHAT, sender=EVE)
-    await settled()
-    assert gateway.adapter.texts(EVE_CHAT) == [said, STILL_WAITING], "and is reminded, not answered each time"
-    assert await gateway.rows("SELECT count(*) FROM inbox") == [(0,)]
-    assert gateway.model.requests == []
 
 
 async def test_without_pairing_a_stranger_is_told_once_a_day(serve: Serve) -> None:

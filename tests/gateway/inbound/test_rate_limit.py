@@ -80,11 +80,3 @@ async def test_a_turn_on_another_node_can_always_be_stopped(gateway: TestGateway
     await gateway.store.write(open_turn)
     await gateway.tell("/stop")
     assert "Stopped." in gateway.adapter.texts()
-
-
-async def test_every_refused_slash_command_gets_its_own_reply(gateway: TestGateway) -> None:
-    for number in range(COMMANDS_PER_MINUTE + 3):
-        await gateway.say("/help", ticket=f"t{number}")
-    await gateway.quiet()
-    refused = [request.ticket for request in gateway.adapter.requests if request.part.text == TOO_FAST]
-    assert refused == [f"t{COMMANDS_PER_MINUTE + index}" for index in range(3)]

@@ -1,7 +1,5 @@
 """Notices about a message that cannot be stored: first that it waits, later that it continues."""
 
-import asyncio
-import re
 from dataclasses import replace
 
 import pytest
@@ -24,18 +22,6 @@ async def unstored(gateway: TestGateway, text: str = "hello") -> InboundMessage:
         with pytest.raises(StoreUnavailable):
             await gateway.intake.accept(message)
     return message
-
-
-async def test_a_locked_database_sends_one_notice_and_one_when_it_recovers(gateway: TestGateway) -> None:
-    gateway.intake.waiting.seconds = 0.2
-    with locked_by_another_process(place_of(gateway.store), 1.5):
-        saying = [asyncio.create_task(gateway.say(text)) for text in ("one", "two")]
-        await eventually(lambda: gateway.adapter.texts() == [WAITS], "a notice")
-        await asyncio.gather(*saying)
-    await gateway.quiet()
-    notices, answers = gateway.adapter.texts()[:2], gateway.adapter.texts()[2:]
-    assert notices == [WAITS, GOES_ON]
-    assert sorted(re.findall("one|two", " ".join(answers))) == ["one", "two"]  # of one turn, or two
 
 
 async def test_a_full_disk_sends_one_notice_for_repeated_messages(gateway: TestGateway) -> None:

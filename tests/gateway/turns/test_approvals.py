@@ -118,14 +118,14 @@ async def test_a_delayed_approval_takes_effect_when_the_database_recovers(
     gateway: TestGateway, ran: list[str], monkeypatch: pytest.MonkeyPatch, line: str, which: Any
 ) -> None:
     await ask(gateway)
-    read, faults = gateway.store.read, iter(range(2))
+    read, faults = gateway.store.read, iter(range(1))
 
-    async def fail_twice(fn: Any, *args: Any) -> Any:
+    async def fail_once(fn: Any, *args: Any) -> Any:
         if fn is which and next(faults, None) is not None:
             raise StoreUnavailable("disk I/O error")
         return await read(fn, *args)
 
-    monkeypatch.setattr(gateway.store, "read", fail_twice)
+    monkeypatch.setattr(gateway.store, "read", fail_once)
     await gateway.say(line)
     await gateway.until_rows("SELECT 1 FROM turns WHERE state IN ('finished', 'stopped')")
     assert next(faults, None) is None

@@ -24,33 +24,37 @@ def is_balanced(text: str) -> bool:
     return text.count("```") % 2 == 0
 
 
-def test_a_short_answer_is_unchanged() -> None:
-    answer = (
-        "# Plan\n\nUse **two** steps:\n\n1. `make`\n2. *wait*\n\n```python\nprint(1)\n```\n\n> said [who](https://a.b)"
-    )
-    assert texts(answer) == [answer]
+PLAN = "# Plan\n\nUse **two** steps:\n\n1. `make`\n2. *wait*\n\n```python\nprint(1)\n```\n\n> said [who](https://a.b)"
 
 
-def test_a_table_becomes_an_aligned_code_block() -> None:
-    assert texts("before\n\n| a | name |\n|---|---|\n| 1 | 漢字 |\n| 22 | `x` **y** |\n\nafter") == [
-        "before\n\n```\na  | name\n---+-----\n1  | 漢字\n22 | x y\n```\n\nafter"
-    ]
-
-
-def test_all_kinds_of_code_become_fenced_blocks() -> None:
-    assert texts("~~~py\nx = 1\n~~~") == ["```py\nx = 1\n```"]
-    assert texts("text\n\n    indented\n    code") == ["text\n\n```\nindented\ncode\n```"]
-    assert texts("1. ```sh\n   ls\n   ```\n2. next") == ["1.\n```sh\nls\n```\n2. next"]
-    assert texts("#### Deep") == ["### Deep"]
+@pytest.mark.parametrize(
+    ("markdown", "shown"),
+    [
+        (PLAN, PLAN),
+        (
+            "before\n\n| a | name |\n|---|---|\n| 1 | 漢字 |\n| 22 | `x` **y** |\n\nafter",
+            "before\n\n```\na  | name\n---+-----\n1  | 漢字\n22 | x y\n```\n\nafter",
+        ),
+        ("~~~py\nx = 1\n~~~", "```py\nx = 1\n```"),
+        ("text\n\n    indented\n    code", "text\n\n```\nindented\ncode\n```"),
+        ("1. ```sh\n   ls\n   ```\n2. next", "1.\n```sh\nls\n```\n2. next"),
+        ("#### Deep", "### Deep"),
+        ("```py\nx = 1", "```py\nx = 1\n```"),
+        ("```>a\nx = 1\n```", "```\n>a\nx = 1\n```"),
+        ("```Use this: it is short\nx = 1\n```", "```\nUse this: it is short\nx = 1\n```"),
+        ("```words-that-are-too-long-for-a-language\nx\n```", "```\nwords-that-are-too-long-for-a-language\nx\n```"),
+        ('```py title="a.py"\nx = 1\n```', '```py\ntitle="a.py"\nx = 1\n```'),
+        ("half \ud83d emoji", "half \ufffd emoji"),
+        *((nothing, "…") for nothing in ("", "   \n\n", "\u200b\ufeff", "\x00")),
+    ],
+)
+def test_text_of_one_message(markdown: str, shown: str) -> None:
+    assert texts(markdown) == [shown]
 
 
 def test_backticks_inside_code_cannot_end_it() -> None:
     [text] = texts("````\n```py\nx\n```\n````")
     assert (text.count("```"), text.replace("\u200b", "")) == (2, "```\n```py\nx\n```\n```")
-
-
-def test_an_unclosed_fence_is_closed() -> None:
-    assert texts("```py\nx = 1") == ["```py\nx = 1\n```"]
 
 
 def test_long_code_is_closed_and_opened_again_at_each_cut() -> None:
@@ -59,19 +63,6 @@ def test_long_code_is_closed_and_opened_again_at_each_cut() -> None:
     assert len(parts) > 3
     assert all(part.startswith("```python\n") and part.endswith("\n```") for part in parts)
     assert [line for part in parts for line in part.split("\n")[1:-1]] == lines
-
-
-@pytest.mark.parametrize(
-    ("opening", "shown"),
-    [
-        ("```>a", "```\n>a"),
-        ("```Use this: it is short", "```\nUse this: it is short"),
-        ("```words-that-are-too-long-for-a-language", "```\nwords-that-are-too-long-for-a-language"),
-        ('```py title="a.py"', '```py\ntitle="a.py"'),
-    ],
-)
-def test_words_after_the_fence_that_are_not_a_language_stay(opening: str, shown: str) -> None:
-    assert texts(f"{opening}\nx = 1\n```") == [f"{shown}\nx = 1\n```"]
 
 
 def test_code_that_fits_one_message_is_not_cut() -> None:
@@ -91,16 +82,6 @@ def test_a_cut_keeps_characters_with_their_combining_marks() -> None:
     parts = texts("a" + family * 500)
     assert "".join(parts) == "a" + family * 500
     assert not any(part.startswith(("\u200d", "\ufe0f")) or part.endswith("\u200d") for part in parts)
-
-
-@pytest.mark.parametrize("nothing", ["", "   \n\n", "\u200b\ufeff", "\x00"])
-def test_an_invisible_answer_can_still_be_sent(nothing: str) -> None:
-    assert texts(nothing) == ["…"]
-
-
-def test_an_unpaired_surrogate_is_not_sent() -> None:
-    [text] = texts("half \ud83d emoji")
-    assert text == "half \ufffd emoji"
 
 
 @examples(150)

@@ -108,16 +108,8 @@ def test_a_formula_becomes_mathml(text: str, formula: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "between $5 and $6",
-            "US$5=€4, $4",
-            "$HOME/bin:$PATH",
-            "a=$b; c=$d",
-            "`$x$`",
-            "$$ and $$",
-            "echo $$",
-            "\\$x$",
-        ),
+        *("between $5 and $6", "US$5=€4, $4", "$HOME/bin:$PATH", "a=$b; c=$d"),
+        *("`$x$`", "$$ and $$", "echo $$", "\\$x$"),
         *("    $x^2$", "```\n$$\nx\n$$\n```", "\\[1\\] and \\[note\\]", "C:\\(x)", "$\\frac$", "$\\left($", "$x_{$"),
         f"$${'{' * 5_000}$$",
         f"$${'{' * 1_900}$$",
@@ -161,30 +153,26 @@ def test_code_has_colours_if_it_is_short_and_its_language_is_known() -> None:
         assert "code-keyword" not in to_html(plain)
 
 
-def test_list_tasks_have_boxes() -> None:
-    html = to_html("- [ ] open\n- [x] **done**\n\n[ ] no list")
-    assert "<li>☐ open</li>" in html
-    assert "<li>☑ <strong>done</strong></li>" in html
-    assert "<p>[ ] no list</p>" in html
-
-
-def test_code_keeps_its_characters_and_names_its_language_and_title() -> None:
-    html = to_html("```c++ title\nif (a < b && c) {}\n```")
-    assert "<span>c++ title</span>" in html
-    assert "if (a &lt; b &amp;&amp; c) {}\n</code>" in html
-
-
-def test_a_table_is_aligned_by_classes() -> None:
-    html = to_html("| a | b |\n|:-:|--:|\n| c | d |")
-    assert '<th scope="col" class="center">a</th>' in html
-    assert '<td class="right">d</td>' in html
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("- [ ] open\n- [x] **done**", ["<li>☐ open</li>", "<li>☑ <strong>done</strong></li>"]),
+        ("[ ] no list", ["<p>[ ] no list</p>"]),
+        (
+            "```c++ title\nif (a < b && c) {}\n```",
+            ["<span>c++ title</span>", "if (a &lt; b &amp;&amp; c) {}\n</code>"],
+        ),
+        (
+            "| a | b |\n|:-:|--:|\n| c | d |",
+            ['<th scope="col" class="center">a</th>', '<td class="right">d</td>'],
+        ),
+        ("![a cat](https://e.example/cat.png)", ['<a href="https://e.example/cat.png"', "a cat</a>"]),
+    ],
+)
+def test_tasks_code_tables_and_images(text: str, fragments: list[str]) -> None:
+    html = to_html(text)
+    assert [fragment for fragment in fragments if fragment not in html] == []
     assert "style" not in html
-
-
-def test_an_image_is_a_link_to_it() -> None:
-    html = to_html("![a cat](https://e.example/cat.png)")
-    assert '<a href="https://e.example/cat.png"' in html
-    assert "a cat</a>" in html
 
 
 @examples(120)

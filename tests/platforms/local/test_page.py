@@ -79,12 +79,14 @@ async def test_the_same_id_in_another_chat_is_another_message(local: LocalHarnes
     ] * 2
 
 
-async def test_a_message_that_cannot_be_stored_gets_no_entry(local: LocalHarness) -> None:
+async def test_a_message_that_cannot_be_stored_gets_no_entry_and_its_files_are_dropped(
+    local: LocalHarness, tmp_path: Path
+) -> None:
     local.intake.refusals = 1
     status, body = await local.post({"text": "keep me", "client_id": new_id()}, files=[("a.txt", b"x")])
     assert status == 503
     assert "try again" in body
-    assert (await local.screen()).entries == []
+    assert ((await local.screen()).entries, spooled(tmp_path)) == ([], [])
 
 
 async def test_an_unreadable_history_gets_a_sentence_without_your_text(local: LocalHarness) -> None:
@@ -94,12 +96,6 @@ async def test_an_unreadable_history_gets_a_sentence_without_your_text(local: Lo
     assert answer.status == 503
     assert "cannot use its database right now" in body
     assert "Your text" not in body
-
-
-async def test_files_of_a_message_that_was_not_stored_are_dropped(local: LocalHarness, tmp_path: Path) -> None:
-    local.intake.refusals = 1
-    await local.post({"text": "", "client_id": new_id()}, files=[("a.txt", b"x")])
-    assert spooled(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -200,27 +196,22 @@ async def test_a_file_is_spooled_under_a_random_name(
     assert (await local.screen()).entries[0].files == [name]
 
 
-async def test_a_file_over_the_limit_gets_a_sentence_and_is_removed(local: LocalHarness, tmp_path: Path) -> None:
-    files = [("small.txt", b"x"), ("large.bin", b"x" * 10_001)]
-    status, body = await local.post({"text": "both", "client_id": new_id()}, files=files)
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([("small.txt", b"x"), ("large.bin", b"x" * 10_001)], "at most 10 KB"),
+        ([("huge", b"x" * 5_000_000)], "at most"),
+        ([(f"{number}.txt", b"x") for number in range(MAX_FILES + 1)], f"at most {MAX_FILES} files"),
+    ],
+    ids=["a file", "the body", "their number"],
+)
+async def test_files_over_a_limit_get_a_sentence_and_are_removed(
+    local: LocalHarness, tmp_path: Path, files: list[tuple[str, bytes]], words: str
+) -> None:
+    status, body = await local.post({"text": "all", "client_id": new_id()}, files=files)
     assert status == 413
-    assert "at most 10 KB" in body
+    assert words in body
     assert (local.intake.offered, spooled(tmp_path)) == ([], [])
-
-
-async def test_a_body_over_the_limit_is_refused_before_it_is_read(local: LocalHarness, tmp_path: Path) -> None:
-    status, body = await local.post({"text": "", "client_id": new_id()}, files=[("huge", b"x" * 5_000_000)])
-    assert status == 413
-    assert "at most" in body
-    assert spooled(tmp_path) == []
-
-
-async def test_too_many_files_are_refused_together(local: LocalHarness, tmp_path: Path) -> None:
-    files = [(f"{number}.txt", b"x") for number in range(MAX_FILES + 1)]
-    status, body = await local.post({"text": "", "client_id": new_id()}, files=files)
-    assert status == 413
-    assert f"at most {MAX_FILES} files" in body
-    assert spooled(tmp_path) == []
 
 
 async def test_a_file_is_loaded_from_the_object_store(tmp_path: Path, intake: RecordingIntake) -> None:

@@ -156,6 +156,16 @@ async def undo(local: LocalHarness, text: str) -> None:
     await local.store.write(hide_message)
 
 
+def copy(db: Connection, text: str, end: int, after_ms: int) -> None:
+    """Store more messages like the one with this text, up to a number. A number at the end of the text counts up."""
+    query = """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, sender_ref, created_at)
+        SELECT session_id, chat_id, lineage_id, seq + ?, role, origin, ?, sender_ref, created_at + ?
+        FROM messages WHERE text = ?"""
+    rows = [(number, text.replace(" 0", f" {number}"), after_ms, text) for number in range(1, end)]
+    db.executemany(query, rows)
+    db.execute("UPDATE sessions SET next_seq = ?", (end + 10,))
+
+
 async def whole_turn(local: LocalHarness, question: str, answer: str) -> None:
     turn = await begin(local, question)
     await turn.finish(answer)
@@ -496,15 +506,7 @@ async def test_a_long_chat_is_read_page_by_page_without_gap_or_repeat(local: Loc
     turn = await begin(local, "message 0")
     count = PAGE_ROWS * 2 + 10
 
-    def fill(db: Connection) -> None:
-        copy = """INSERT INTO messages
-              (session_id, chat_id, lineage_id, seq, role, origin, text, sender_ref, created_at)
-            SELECT session_id, chat_id, lineage_id, seq + ?, role, origin, 'message ' || ?, sender_ref, created_at
-            FROM messages WHERE text = 'message 0'"""
-        db.executemany(copy, [(number,) * 2 for number in range(1, count)])
-        db.execute("UPDATE sessions SET next_seq = ?", (count + 1,))
-
-    await local.store.write(fill)
+    await local.store.write(copy, "message 0", count, 0)
     await turn.finish("that was a lot")
     await turn.deliver()
     html = await local.page()
@@ -521,14 +523,7 @@ async def test_a_call_on_an_earlier_page_than_its_result_is_shown_as_done(local:
     await turn.finish("found")
     await turn.deliver()
 
-    def fill(db: Connection) -> None:  # the result is the first row of the newest page
-        copy = """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)
-            SELECT session_id, chat_id, lineage_id, seq + ?, role, origin, 'more', created_at
-            FROM messages WHERE text = 'found'"""
-        db.executemany(copy, [(number,) for number in range(1, PAGE_ROWS - 1)])
-        db.execute("UPDATE sessions SET next_seq = ?", (PAGE_ROWS + 10,))
-
-    await local.store.write(fill)
+    await local.store.write(copy, "found", PAGE_ROWS - 1, 0)  # the result is the first row of the newest page
     html = await local.page()
     assert Screen(html).of("tool") == []
     [earlier] = re.findall(r"/chat/main(/earlier\?before=\d+)", html)
@@ -541,14 +536,7 @@ async def test_a_notice_is_on_the_page_of_its_time(local: LocalHarness) -> None:
     await whole_turn(local, "hello", "good day")
     await local.adapter.send(request(local.direct_chat, "that is what was used"))
 
-    def fill(db: Connection) -> None:
-        copy = """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)
-            SELECT session_id, chat_id, lineage_id, seq + ?, role, origin, 'more', created_at + 3600000
-            FROM messages WHERE text = 'good day'"""
-        db.executemany(copy, [(number,) for number in range(1, PAGE_ROWS + 1)])
-        db.execute("UPDATE sessions SET next_seq = ?", (PAGE_ROWS + 10,))
-
-    await local.store.write(fill)
+    await local.store.write(copy, "good day", PAGE_ROWS + 1, 3_600_000)
     html = await local.page()
     assert "that is what was used" not in html
     [earlier] = re.findall(r"/chat/main(/earlier\?before=\d+)", html)

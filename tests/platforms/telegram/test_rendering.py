@@ -58,6 +58,14 @@ def check(part: OutboundPart) -> None:
     assert len(entities_of(part)) <= PART_ENTITIES
 
 
+LITERAL = [
+    *("Use <div class='x'> and </div> here", "if a || b || c then stop", "it costs $5 and then $10 more"),
+    *("Vec<String> || <T>", "2 < 3 and 5 > 4", "a\ue000b < c"),
+    "It is 5$ and $5 not 10$, in $HOME/$USER or ${a}${b}, $x:$y",
+]
+"""Texts that look like markup and stay as they are."""
+
+
 class TestStyles:
     def test_common_markup_becomes_entities(self) -> None:
         assert styles("**bold** _slanted_ ~~gone~~ `code` [name](https://example.org/a)") == {
@@ -68,13 +76,25 @@ class TestStyles:
             "text_link": "name",
         }
 
-    def test_headings_get_no_emoji(self) -> None:
-        [part] = render("# One\n\n## Two\n\n### Three\n\ntext")
-        assert part.text == "One\n\nTwo\n\nThree\n\ntext"
-
-    def test_an_open_task_does_not_look_done(self) -> None:
-        (part,) = render("- [ ] open\n- [x] done")
-        assert part.text.split() == ["☐", "open", "☑", "done"]
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            *((text, text) for text in LITERAL),
+            ("# One\n\n## Two\n\n### Three\n\ntext", "One\n\nTwo\n\nThree\n\ntext"),
+            ("- [ ] open\n- [x] done", "☐ open\n☑ done"),
+            ("look: ![](https://example.org/a.png)", "look: https://example.org/a.png"),
+            ("[](https://example.org/b) first", "https://example.org/b first"),
+            ("3. three\n5. five", "3. three\n5. five"),
+            ("1) one\n2) two", "1) one\n2) two"),
+            ("1. one\n1. two", "1. one\n2. two"),
+            ("100\n\n+ 50", "100\n+ 50"),
+            ("$n = 5$ and $O(n)$ and $5 \\times 3$", "n = 5 and O(n) and 5 × 3"),
+            ("> " * 8 + "so", "so"),
+        ],
+    )
+    def test_text_of_one_part(self, text: str, shown: str) -> None:
+        [part] = render(text)
+        assert part.text.strip() == shown
 
     def test_a_code_block_keeps_its_language_and_its_bytes(self) -> None:
         [part] = render("Look:\n\n```python\nif a < b || c:\n    print('**x**')\n```\n")
@@ -82,40 +102,10 @@ class TestStyles:
         assert (entity["type"], entity["language"]) == ("pre", "python")
         assert covered(part, entity) == "if a < b || c:\n    print('**x**')"
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "Use <div class='x'> and </div> here",
-            "if a || b || c then stop",
-            "it costs $5 and then $10 more",
-            "Vec<String> || <T>",
-            "2 < 3 and 5 > 4",
-            "a\ue000b < c",
-        ],
-    )
-    def test_text_that_looks_like_markup_stays_text(self, text: str) -> None:
-        [part] = render(text)
-        assert part.text == text
-
     def test_a_link_that_telegram_refuses_shows_its_target(self) -> None:
         [part] = render("see [the readme](docs/README.md), [a.py](a.py) and [site](https://example.org)")
         assert part.text == "see the readme (docs/README.md), a.py and site"
         assert [entity["url"] for entity in entities_of(part)] == ["https://example.org"]
-
-    def test_a_link_without_a_text_shows_its_address(self) -> None:
-        [part] = render("look: ![](https://example.org/a.png) and [](https://example.org/b)")
-        assert part.text == "look: https://example.org/a.png and https://example.org/b"
-
-    def test_numbers_and_signs_of_lists_stay(self) -> None:
-        [part] = render("3. three\n5. five\n\n1) one\n2) two\n\n100\n\n+ 50")
-        shown = [line for line in part.text.split("\n") if line]
-        assert shown == ["3. three", "5. five", "1) one", "2) two", "100", "+ 50"]
-        assert render("1. one\n1. two")[0].text == "1. one\n2. two"
-
-    def test_prices_and_variables_are_not_formulas(self) -> None:
-        text = "It is 5$ and $5 not 10$, in $HOME/$USER or ${a}${b}, $x:$y"
-        assert render(text)[0].text == text
-        assert render("$n = 5$ and $O(n)$ and $5 \\times 3$")[0].text == "n = 5 and O(n) and 5 × 3"
 
     def test_offsets_count_utf16_units(self) -> None:
         [part] = render("👋👋 **bold** 世界 `code`")
@@ -356,7 +346,3 @@ def test_ordinary_formulas_are_converted() -> None:
     [part] = render("\n".join(r"- \(\sqrt{x} + \sqrt{y}\) and $\sqrt{z}$" for _ in range(10)))
     assert "√" in part.text
     assert "sqrt" not in part.text
-
-
-def test_eight_nested_quotes_are_quotes() -> None:
-    assert render("> " * 8 + "so")[0].text.strip() == "so"
