@@ -9,12 +9,7 @@ from agent.context.carried.rules import rules_in_force
 from agent.context.compressor import MAX_LENGTH_PERCENT
 from agent.context.controller import MAX_PASSES, PRESSURE_PERCENT
 from agent.context.limits import Limits, summary_input_tokens
-from agent.context.state import (
-    MIN_GAIN_PERCENT,
-    NO_MODEL_SECONDS,
-    STRIKES_TO_BLOCK,
-    TIMEOUT_LADDER_SECONDS,
-)
+from agent.context.state import MIN_GAIN_PERCENT, NO_MODEL_SECONDS, STRIKES_TO_BLOCK, TIMEOUT_LADDER_SECONDS
 from agent.context.summary import HEADINGS
 from agent.handoff import SYSTEM_NOTE, Handoff, framed
 from agent.model.usage import estimated_text_tokens

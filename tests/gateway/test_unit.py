@@ -162,8 +162,7 @@ def test_systemd_finds_nothing_to_complain_about(name: str, tmp_path: Path) -> N
 
 @needs_systemd
 @pytest.mark.parametrize(
-    ("name", "most"),
-    [("machine", MAX_EXPOSURE), ("node", MAX_EXPOSURE), ("machine+terminal", MAX_TERMINAL_EXPOSURE)],
+    ("name", "most"), [("machine", MAX_EXPOSURE), ("node", MAX_EXPOSURE), ("machine+terminal", MAX_TERMINAL_EXPOSURE)]
 )
 def test_the_machine_s_unit_opens_no_further_than_it_must(name: str, most: float, tmp_path: Path) -> None:
     words = ("security", "--offline=true", "--no-pager", f"--threshold={most * 10:.0f}")

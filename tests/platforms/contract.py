@@ -551,8 +551,7 @@ class AdapterContract:
 
     # Rendering has no state, so neither a shared fixture nor another adapter can affect an example.
     @settings(
-        max_examples=150,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+        max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
     )
     @given(text=st.text(max_size=400) | st.text(st.sampled_from("a b\n`*_|<>[]()#$~-👋世"), max_size=6000))
     def test_any_text_renders_to_parts_within_the_limit(self, harness: AdapterHarness, text: str) -> None:

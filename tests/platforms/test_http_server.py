@@ -1,7 +1,6 @@
 """Limits on connections: their duration, and access for others while connections are held open."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -52,24 +51,6 @@ async def site() -> AsyncIterator[Site]:
     app.router.add_get("/", made.answer)
     async with http_server.http_server(app, "127.0.0.1", 0, stop_seconds=1) as made.port:
         yield made
-
-
-@contextlib.asynccontextmanager
-async def half_open(site: Site, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """Open connections whose requests never become complete."""
-    pairs = [await site.connect() for _ in range(count)]
-    for _, writer in pairs:
-        writer.write(HALF)
-    yield [reader for reader, _ in pairs]
-    for _, writer in pairs:
-        writer.close()
-
-
-async def test_half_open_connections_do_not_block_others(site: Site) -> None:
-    async with half_open(site, MAX_CONNECTIONS_OF_ADDRESS * 4) as readers:
-        assert (await site.ask())[0] == 200
-        ended = [reader for reader in readers if reader.at_eof() or await _ends(reader, 0.05)]
-        assert len(ended) >= MAX_CONNECTIONS_OF_ADDRESS * 3, "those gave way"
 
 
 async def test_running_requests_are_not_cut_off_for_new_connections(site: Site) -> None:
@@ -138,9 +119,3 @@ async def test_a_stopped_server_releases_its_port(site: Site) -> None:
         pass
     with socket.create_server(("127.0.0.1", port)):
         pass
-
-
-async def _ends(reader: asyncio.StreamReader, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        return await asyncio.wait_for(reader.read(1), seconds) == b""
-    return reader.at_eof()

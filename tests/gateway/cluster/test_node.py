@@ -32,15 +32,7 @@ from hermes_state.store.seats import (
 from hermes_state.store.writer import Store
 from hermes_state.turns import find_open_turn
 from hermes_state.values import AttachmentKind, ChatId, IncomingAttachment
-from tests.gateway.helpers import (
-    DIRECT,
-    WAIT_SECONDS,
-    Hang,
-    Serve,
-    TestGateway,
-    eventually,
-    hanging,
-)
+from tests.gateway.helpers import DIRECT, WAIT_SECONDS, Hang, Serve, TestGateway, eventually, hanging
 from tests.hermes_state.rows import finish, receive
 
 
@@ -379,10 +371,7 @@ async def test_a_node_without_accounts_does_not_look_for_unsent_rows(gateway: Te
 async def test_a_busy_node_leaves_new_messages_to_their_hints(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.cluster.node.SWEEP_SECONDS", 600.0)
     seats = Seats()
-    async with (
-        serve(is_started=False, sessions={"max_turns": 8}) as gateway,
-        node_of(gateway, seats),
-    ):
+    async with serve(is_started=False, sessions={"max_turns": 8}) as gateway, node_of(gateway, seats):
         other = replace(DIRECT, chat_ref="77")
         await gateway.ask("hello", chat=other)
         await hanging(gateway, "one that takes long")

@@ -17,17 +17,7 @@ from hermes_state.turns import find_open_turn
 from hermes_state.values import ChatId, Tokens
 from tests.agents import TurnSettings, handle_of
 from tests.clients import client_of
-from tests.gateway.helpers import (
-    BOSS,
-    GROUP,
-    Hang,
-    ScriptedModel,
-    Serve,
-    TestGateway,
-    answer,
-    config_of,
-    hanging,
-)
+from tests.gateway.helpers import BOSS, GROUP, Hang, ScriptedModel, Serve, TestGateway, answer, config_of, hanging
 from tests.gateway.models.windows import WORDS, CountingModel
 
 MODELS = {"aliases": {"fast": "small", "slow": "large"}, "fallbacks": ["spare"]}

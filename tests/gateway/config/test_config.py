@@ -534,10 +534,7 @@ def test_a_reload_applies_access_thresholds_log_level_and_routes(load: Load) -> 
         ("compression: {target_ratio: 0.9}", "compression.target_ratio: must be between 0.1 and 0.8"),
         ("hygiene: {threshold: 0.5}", "hygiene.threshold: must be between 0.85 and 0.95 (is 0.5)"),
         ("compression: {mode: eager}", "compression.mode: must be one of background, blocking"),
-        (
-            "compression: {models: {'g*': {threshold: 2}}}",
-            "compression.models: g*.threshold: must be between 0.0 and",
-        ),
+        ("compression: {models: {'g*': {threshold: 2}}}", "compression.models: g*.threshold: must be between 0.0 and"),
         ("compression: {models: {'g*': {treshold: 1}}}", "compression.models: g*: unknown key treshold; did you"),
         ("compression: {models: {'g*': {enabled: no}}}", "compression.models: g*.enabled applies to all models"),
         (

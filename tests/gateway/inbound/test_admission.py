@@ -7,23 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.access.pairing import refuse
 from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, apply_edit
 from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat
 from hermes_state.inbox import EDIT_PREFIX, InboxKind, InboxMode
 from hermes_state.sessions import reset
 from hermes_state.turns import find_turn
-from hermes_state.values import (
-    ChatId,
-    ChatKind,
-    Cursor,
-    DeletionEvent,
-    EditEvent,
-    InboundMessage,
-    Millis,
-    Sender,
-)
+from hermes_state.values import ChatId, ChatKind, Cursor, DeletionEvent, EditEvent, InboundMessage, Millis, Sender
 from tests.hermes_state.rows import START, finish, key_of, migrated, seen, start, states
 
 ANN = Sender(platform="telegram", id="1", name="Ann")
@@ -159,11 +149,6 @@ def test_a_full_queue_answers_every_slash_command(db: sqlite3.Connection) -> Non
 # ---- strangers
 
 
-def test_a_refusal_with_the_same_reason_is_sent_once(db: sqlite3.Connection) -> None:
-    assert refuse(db, message(1), key_of(), "k", "no access", None, START) is not None
-    assert refuse(db, message(2), key_of(), "k", "no access", None, START) is None
-
-
 # ---- edits
 
 
@@ -264,16 +249,13 @@ def test_a_deleted_message_that_waits_is_withdrawn(db: sqlite3.Connection) -> No
     assert states(db, chat) == ["withdrawn"]
 
 
-def test_a_deleted_message_with_a_turn_stays(db: sqlite3.Connection) -> None:
+def test_a_deleted_message_with_a_turn_stays_also_when_it_was_answered(db: sqlite3.Connection) -> None:
     admitted = admit(db, admission(message()), START)
     assert admitted.inbox_id is not None
-    journal.start_turn(db, admitted.chat_id, [admitted.inbox_id], {}, START)
+    turn = journal.start_turn(db, admitted.chat_id, [admitted.inbox_id], {}, START)
     assert (apply_deletion(db, deletion(), None, START), states(db, admitted.chat_id)) == (0, ["claimed"])
-
-
-def test_a_deleted_message_that_was_answered_stays(db: sqlite3.Connection) -> None:
-    chat = told(db)
-    assert (apply_deletion(db, deletion(), None, START), states(db, chat)) == (0, ["done"])
+    finish(db, turn, "hi")
+    assert (apply_deletion(db, deletion(), None, START), states(db, admitted.chat_id)) == (0, ["done"])
 
 
 def test_a_deletion_finds_the_message_in_per_user_chats(db: sqlite3.Connection) -> None:

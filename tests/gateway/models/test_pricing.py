@@ -45,10 +45,7 @@ def test_caps_are_dollars_and_days_begin_in_the_agents_time_zone(tmp_path: Path)
         HERMES_COSTS__CONVERSATION_CAP="2.25",
     )
     assert cap_limits(config) == SpendingCapSettings(
-        daily=MicroUsd(5_000_000),
-        chat_daily=MicroUsd(500_000),
-        conversation=MicroUsd(2_250_000),
-        zone=BERLIN,
+        daily=MicroUsd(5_000_000), chat_daily=MicroUsd(500_000), conversation=MicroUsd(2_250_000), zone=BERLIN
     )
 
 

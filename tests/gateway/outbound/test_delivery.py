@@ -144,11 +144,7 @@ async def test_a_platform_without_buttons_gets_none(serve: Serve) -> None:
     ids=["without effect", "ambiguous", "bug", "closed connection", "rejected markup"],
 )
 async def test_a_failed_attempt_is_repeated_with_the_same_part_and_key_and_marked_if_it_may_have_arrived(
-    gateway: TestGateway,
-    monkeypatch: pytest.MonkeyPatch,
-    troubles: list[BaseException],
-    text: str,
-    repeats: list[bool],
+    gateway: TestGateway, monkeypatch: pytest.MonkeyPatch, troubles: list[BaseException], text: str, repeats: list[bool]
 ) -> None:
     monkeypatch.setattr("gateway.outbound.delivery.RETRY_BACKOFF", Backoff(0.05, 0.1))
     gateway.adapter.troubles.extend(troubles)

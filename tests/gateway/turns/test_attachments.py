@@ -237,10 +237,7 @@ def received(folder: Path) -> dict[str, bytes]:
 
 async def test_a_sent_file_is_put_into_the_workspace_and_the_model_gets_its_path(serve: Serve, tmp_path: Path) -> None:
     async with serve(workspaces=workspaces_in(tmp_path), model=SEEING) as gateway:
-        for one, content in (
-            (file("notes.txt"), b"words"),
-            (file("photo.png", AttachmentKind.IMAGE), PNG),
-        ):
+        for one, content in ((file("notes.txt"), b"words"), (file("photo.png", AttachmentKind.IMAGE), PNG)):
             await send(gateway, one, content)
             assert noted(gateway) == (f"{one.kind} “{one.name}” is in the workspace as inbox/{one.name}",)
             assert received(tmp_path)[one.name] == content

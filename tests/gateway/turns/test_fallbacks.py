@@ -19,14 +19,7 @@ from hermes_state.errors import (
     OutputCapExceeded,
     SpendingCapExceeded,
 )
-from tests.gateway.helpers import (
-    GROUP,
-    Hang,
-    Respond,
-    ScriptedModel,
-    Serve,
-    answer,
-)
+from tests.gateway.helpers import GROUP, Hang, Respond, ScriptedModel, Serve, answer
 
 TWO = {"name": "scripted", "fallbacks": ["spare"]}
 THREE = {"name": "scripted", "fallbacks": ["spare", "last"]}

@@ -15,16 +15,7 @@ from gateway.turns.titles import MAX_CALLS, MAX_CONCURRENT, MAX_WAITING
 from hermes_state.errors import ModelTimeout, ModelUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey
-from tests.gateway.helpers import (
-    PLATFORM,
-    Hang,
-    ScriptedModel,
-    TestGateway,
-    answer,
-    eventually,
-    serving,
-    settled,
-)
+from tests.gateway.helpers import PLATFORM, Hang, ScriptedModel, TestGateway, answer, eventually, serving, settled
 
 ON = {"auxiliary": {"title": "auto"}}
 SMALL = {"model": {"aliases": {"little": "small"}}, "auxiliary": {"title": "little"}}
@@ -119,11 +110,7 @@ async def test_a_title_set_by_a_person_stays(gateway: TestGateway, model: Naming
 
 
 @pytest.mark.parametrize(
-    ("failure", "outcome"),
-    [
-        (ModelUnavailable("down"), "unavailable"),
-        (ModelTimeout("slow"), "timeout"),
-    ],
+    ("failure", "outcome"), [(ModelUnavailable("down"), "unavailable"), (ModelTimeout("slow"), "timeout")]
 )
 async def test_a_failed_title_is_retried_after_later_answers_then_given_up(
     store: Store, tmp_path: Path, model: NamingModel, failure: Any, outcome: str
@@ -207,13 +194,7 @@ async def test_concurrent_and_waiting_titles_are_limited(gateway: TestGateway, m
     assert await gateway.rows("SELECT count(title) FROM sessions") == [(len(chats),)]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"auxiliary": {"title": "off"}},
-        {"model": {"protocol": "offline", "name": None}},
-    ],
-)
+@pytest.mark.parametrize("more", [{"auxiliary": {"title": "off"}}, {"model": {"protocol": "offline", "name": None}}])
 async def test_titles_can_be_off_and_the_offline_model_writes_none(
     store: Store, tmp_path: Path, model: NamingModel, more: Any
 ) -> None:
@@ -231,12 +212,7 @@ async def test_by_default_the_answering_model_writes_the_title(
     fast = NamingModel()
     fast.name = "fast"
     async with naming(
-        store,
-        tmp_path,
-        model,
-        others={"fast": fast},
-        model={"aliases": {"quick": "fast"}},
-        auxiliary={"title": route},
+        store, tmp_path, model, others={"fast": fast}, model={"aliases": {"quick": "fast"}}, auxiliary={"title": route}
     ) as gateway:
         await gateway.ask("/model quick")
         await gateway.ask("hello")

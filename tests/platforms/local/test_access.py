@@ -165,9 +165,7 @@ async def test_a_browser_stays_signed_in_after_a_restart_and_the_store_has_only_
 
 
 @sqlite_only
-async def test_cookies_of_an_earlier_version_stay_valid_unless_they_have_no_key(
-    tmp_path: Path,
-) -> None:
+async def test_cookies_of_an_earlier_version_stay_valid_unless_they_have_no_key(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     digests = [hashlib.sha256(secret).hexdigest() for secret in (b"oldest", b"cookie" + b"key")]
     noted = f'[{{"digest": "{digests[0]}", "since": {2**41}}}, '

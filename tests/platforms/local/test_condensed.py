@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state.chats import ensure_chat
-from hermes_state.compressions import (
-    CompressionRow,
-    SplitPlan,
-    load_points,
-    plan_undo,
-    split,
-    undo_compression,
-)
+from hermes_state.compressions import CompressionRow, SplitPlan, load_points, plan_undo, split, undo_compression
 from hermes_state.sessions import reset
 from hermes_state.store.sql import Connection
 from hermes_state.transcripts import NewMessage, load_view
@@ -63,9 +56,7 @@ async def test_a_divider_stands_between_the_messages_before_and_after_a_compress
     await local.store.write(compress, lineage, 1_000)
     await local.store.write(talk, 2_000)
     html = await local.page()
-    assert dividers(html) == [
-        "Older messages were condensed here: 16,471 → 10,705 tokens view summary undo",
-    ]
+    assert dividers(html) == ["Older messages were condensed here: 16,471 → 10,705 tokens view summary undo"]
     assert html.index("question at 0") < html.index("entry condensed") < html.index("question at 2000")
 
 

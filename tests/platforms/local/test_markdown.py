@@ -158,14 +158,8 @@ def test_code_has_colours_if_it_is_short_and_its_language_is_known() -> None:
     [
         ("- [ ] open\n- [x] **done**", ["<li>☐ open</li>", "<li>☑ <strong>done</strong></li>"]),
         ("[ ] no list", ["<p>[ ] no list</p>"]),
-        (
-            "```c++ title\nif (a < b && c) {}\n```",
-            ["<span>c++ title</span>", "if (a &lt; b &amp;&amp; c) {}\n</code>"],
-        ),
-        (
-            "| a | b |\n|:-:|--:|\n| c | d |",
-            ['<th scope="col" class="center">a</th>', '<td class="right">d</td>'],
-        ),
+        ("```c++ title\nif (a < b && c) {}\n```", ["<span>c++ title</span>", "if (a &lt; b &amp;&amp; c) {}\n</code>"]),
+        ("| a | b |\n|:-:|--:|\n| c | d |", ['<th scope="col" class="center">a</th>', '<td class="right">d</td>']),
         ("![a cat](https://e.example/cat.png)", ['<a href="https://e.example/cat.png"', "a cat</a>"]),
     ],
 )

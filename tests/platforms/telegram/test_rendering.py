@@ -15,12 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.values import OutboundPart
-from platforms.telegram.rendering import (
-    PART_ENTITIES,
-    PART_UNITS,
-    marked_as_repeat,
-    render,
-)
+from platforms.telegram.rendering import PART_ENTITIES, PART_UNITS, marked_as_repeat, render
 from platforms.text import utf16_units
 from tests.fakes import tg_markup
 from tests.sampling import sample

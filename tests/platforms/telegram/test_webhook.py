@@ -61,10 +61,7 @@ async def test_the_webhook_is_set_with_address_secret_and_kinds(
 async def test_a_post_without_the_secret_is_refused(
     telegram: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession, headers: dict[str, str]
 ) -> None:
-    async with (
-        telegram.running(),
-        client.post(webhook.url, json=UPDATE, headers=headers) as answer,
-    ):
+    async with telegram.running(), client.post(webhook.url, json=UPDATE, headers=headers) as answer:
         assert answer.status == 403
     assert telegram.intake.offered == []
 
@@ -119,10 +116,7 @@ async def test_a_body_that_is_not_an_update_is_refused(
     telegram: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession, body: bytes
 ) -> None:
     headers = {HEADER: SECRET}
-    async with (
-        telegram.running(),
-        client.post(webhook.url, data=body, headers=headers) as answer,
-    ):
+    async with telegram.running(), client.post(webhook.url, data=body, headers=headers) as answer:
         assert answer.status == 400
 
 
