@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from agent.model.base import ModelReply, ModelRequest
 from gateway.cluster.lanes import MIN_TURN_SECONDS, LockedChats
 from gateway.cluster.node import Duty, Node, NodeState
 from gateway.inbound.admission import admit_all
 from gateway.turns.previews import REQUEST_SECONDS
+from gateway.turns.runner import MAX_RESTARTS
 from hermes_state import journal
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.errors import StoreUnavailable
@@ -32,7 +34,19 @@ from hermes_state.store.seats import (
 from hermes_state.store.writer import Store
 from hermes_state.turns import find_open_turn
 from hermes_state.values import AttachmentKind, ChatId, IncomingAttachment
-from tests.gateway.helpers import DIRECT, WAIT_SECONDS, Hang, Serve, TestGateway, eventually, hanging
+from tests.gateway.helpers import (
+    DIRECT,
+    WAIT_SECONDS,
+    Hang,
+    Serve,
+    TestGateway,
+    calls,
+    chat,
+    eventually,
+    hanging,
+    settled,
+)
+from tests.hermes_state.helpers import set_max_pages
 from tests.hermes_state.rows import finish, receive
 
 
@@ -265,6 +279,43 @@ async def test_a_preview_in_flight_is_cancelled_with_the_seat(serve: Serve) -> N
         assert await gateway.replies(1) == ["echo: q"]
 
 
+@pytest.mark.parametrize("is_at_a_step", [False, True])
+async def test_database_outages_do_not_count_as_restarts_of_a_turn(
+    serve: Serve, store: Store, is_at_a_step: bool
+) -> None:
+    seats = Seats()
+    async with serve(is_started=False) as gateway, node_of(gateway, seats):
+        await gateway.ask("hello")
+        for outage in range(MAX_RESTARTS + 1):
+            begun, may_answer = asyncio.Event(), asyncio.Event()
+
+            async def ask_for_a_tool(
+                _request: ModelRequest,
+                _on_text: Callable[[str], None],
+                begun: asyncio.Event = begun,
+                may: asyncio.Event = may_answer,
+            ) -> ModelReply:
+                begun.set()
+                await may.wait()
+                return calls("look", text="x" * 200_000)
+
+            gateway.model.script.append(ask_for_a_tool)
+            if not outage:
+                await gateway.say("q")
+            await begun.wait()
+            await store.write(set_max_pages, 0)
+            if is_at_a_step:
+                may_answer.set()
+                await eventually(lambda: not gateway.lanes.active, "its lane waits for the database")
+            seats.refusals = 1
+            seats.opened[-1].lost.set()
+            await eventually(lambda: seats.opened[-1].is_closed, "it is given up")
+            await settled()  # the time in which it cannot say what it has left
+            await store.write(set_max_pages, None)
+        assert await gateway.replies(2) == ["echo: hello", "echo: q"]
+        assert await gateway.rows("SELECT state, restarts FROM turns WHERE id = 2") == [("finished", 0)]
+
+
 async def test_a_turn_stored_here_and_started_elsewhere_is_no_restart(serve: Serve, store: Store) -> None:
     seats = Seats()
     async with serve(is_started=False) as gateway, node_of(gateway, seats):
@@ -331,6 +382,21 @@ async def test_a_chat_of_another_node_is_not_touched_until_it_is_free(serve: Ser
         assert len(gateway.adapter.texts(DIRECT)) == 1
         seats.opened[0].taken.clear()
         assert len(await gateway.replies(2)) == 2
+
+
+async def test_the_chat_that_waited_longest_gets_the_free_slot(serve: Serve) -> None:
+    settings = {"max_turns": 1, "merge_seconds": 0}
+    async with serve(is_started=False, sessions=settings) as gateway, node_of(gateway, Seats()):
+        hang = await hanging(gateway, "first", chat=chat(9))
+        await gateway.say("first again", chat=chat(9))
+        for number in (3, 2, 4):
+            await gateway.say(f"from {number}", chat=chat(number))
+        late = asyncio.create_task(gateway.say("late", chat=chat(1)))
+        hang.release()
+        await late
+        await gateway.replies(2, chat(9))
+        await gateway.replies(1, chat(1))
+        assert gateway.model.heard[:4] == [["first"], ["from 3"], ["from 2"], ["from 4"]]
 
 
 async def test_a_file_waits_for_the_owner_of_its_account(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

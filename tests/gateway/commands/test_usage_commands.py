@@ -2,9 +2,7 @@
 
 import pytest
 
-from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, Serve, TestGateway
-
-CAPPED = {"daily_cap": 2}
+from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, TestGateway
 
 
 async def test_a_group_sees_only_its_own_usage(gateway: TestGateway) -> None:
@@ -25,12 +23,6 @@ async def test_only_admins_in_private_chats_see_the_spending_of_all_chats(gatewa
         told = await gateway.ask("/usage", chat=chat, sender=sender)
         assert ("The whole gateway today" in told) is has_reply, (chat, sender)
         assert "This chat today" in told
-
-
-async def test_everybody_sees_a_gateway_wide_cap(serve: Serve) -> None:
-    async with serve(costs=CAPPED) as gateway:
-        told = await gateway.ask("/usage", sender=ANN)
-        assert "- The whole gateway today: $0.00 of $2.00 (0 %), `costs.daily_cap`" in told
 
 
 async def test_usage_before_the_first_message_says_so(gateway: TestGateway) -> None:

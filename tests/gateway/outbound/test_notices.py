@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,15 +75,21 @@ async def test_a_pressure_notice_of_a_lost_answer_moves_to_the_next_answer(
     assert [PRESSURE in text for text in told] == [True, False]
 
 
-async def test_pressure_can_be_switched_off(talk: Talk, model: CountingModel) -> None:
-    async with talk(length=100_000, notices={"pressure": False}) as gateway:
-        assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
-
-
-async def test_no_pressure_notice_when_compression_is_off(talk: Talk, model: CountingModel) -> None:
-    context = ContextSettings(enabled=False)
-    async with talk(length=100_000, context=context) as gateway:
-        assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"notices": {"pressure": False}}, 45_000),
+        ({"context": ContextSettings(enabled=False)}, 45_000),
+        ({}, 40_000),
+    ],
+    ids=["switched off", "nothing is compressed", "below the share"],
+)
+async def test_no_pressure_notice_is_shown(
+    talk: Talk, model: CountingModel, settings: dict[str, Any], tokens: int
+) -> None:
+    async with talk(length=100_000, **settings) as gateway:
+        assert await answer_reporting(gateway, model, tokens) == "echo: hello there"
+        assert await gateway.rows("SELECT * FROM compressions") == []
 
 
 @pytest.mark.parametrize("held_back", ['{"strikes":2,"blocked_at":54000}', '{"held_at":54000}'])
@@ -100,12 +107,6 @@ async def test_a_prompt_above_the_threshold_announces_a_compression_soon(
 ) -> None:
     told = await answer_reporting(gateway, model, 52_000)
     assert "This conversation will be compressed soon (52,000 of 50,000 tokens)" in told
-
-
-async def test_reasoning_and_answers_do_not_count_as_pressure(gateway: TestGateway, model: CountingModel) -> None:
-    """An answer with 30,000 reasoning tokens does not count towards a prompt of 40,000 tokens."""
-    assert PRESSURE not in await answer_reporting(gateway, model, 40_000)
-    assert await gateway.rows("SELECT * FROM compressions") == []
 
 
 # ---- compressions

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import discord
 import pytest
@@ -49,9 +50,24 @@ async def test_a_wrong_token_is_fatal_and_says_what_to_do(harness: DiscordHarnes
     assert adapter.health().state is AdapterState.FAILED
 
 
-async def test_a_token_refused_by_the_gateway_is_fatal(harness: DiscordHarness) -> None:
-    await harness.fault(match="IDENTIFY", kind="close", code=4004)
-    assert isinstance(await failure(harness.adapter), TokenRejected)
+@pytest.mark.parametrize(
+    ("fault", "changes", "error"),
+    [
+        ({"match": "IDENTIFY", "kind": "close", "code": 4004}, {}, TokenRejected),
+        ({"match": "GET /users/@me", "kind": "status", "status": 503}, {}, PlatformUnavailable),
+        (
+            {"match": "nothing"},
+            {"api_url": "http://127.0.0.1:9", "gateway_url": "ws://127.0.0.1:9"},
+            PlatformUnavailable,
+        ),
+    ],
+    ids=["token", "login", "server"],
+)
+async def test_a_failed_start_says_whether_another_attempt_helps(
+    harness: DiscordHarness, fault: dict[str, Any], changes: dict[str, str], error: type[PlatformError]
+) -> None:
+    await harness.fault(**fault)
+    assert isinstance(await failure(harness.another_adapter(**changes)), error)
 
 
 async def test_a_token_revoked_while_connected_is_fatal(harness: DiscordHarness) -> None:
@@ -89,16 +105,6 @@ async def test_a_failed_first_connect_is_retryable(harness: DiscordHarness, trou
     async with running(harness.adapter, intake):
         await harness.write("hello")
         await intake.wait_for(1)
-
-
-async def test_a_failed_login_is_retryable(harness: DiscordHarness) -> None:
-    await harness.fault(match="GET /users/@me", kind="status", status=503)
-    assert isinstance(await failure(harness.adapter), PlatformUnavailable)
-
-
-async def test_an_unreachable_server_is_retryable(harness: DiscordHarness) -> None:
-    away = harness.another_adapter(api_url="http://127.0.0.1:9", gateway_url="ws://127.0.0.1:9")
-    assert isinstance(await failure(away), PlatformUnavailable)
 
 
 async def test_an_unreachable_database_is_retryable(harness: DiscordHarness) -> None:
