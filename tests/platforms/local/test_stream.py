@@ -160,7 +160,7 @@ def copy(db: Connection, text: str, end: int, after_ms: int) -> None:
     """Store more messages like the one with this text, up to a number. A number at the end of the text counts up."""
     query = """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, sender_ref, created_at)
         SELECT session_id, chat_id, lineage_id, seq + ?, role, origin, ?, sender_ref, created_at + ?
-        FROM messages WHERE text = ?"""
+        FROM messages WHERE text = ? ORDER BY id LIMIT 1"""
     rows = [(number, text.replace(" 0", f" {number}"), after_ms, text) for number in range(1, end)]
     db.executemany(query, rows)
     db.execute("UPDATE sessions SET next_seq = ?", (end + 10,))
