@@ -143,41 +143,10 @@ def test_lists_may_be_written_with_commas_or_as_json(load: Load) -> None:
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("yaml", "nearest"),
-    [
-        ("telegram:\n  tokn: x", "telegram.token"),
-        ("sesions:\n  groups: shared", "sessions"),
-        ("telegram_token: x", "telegram.token"),
-        ("local:\n  max_turns: 3", "sessions.max_turns"),
-        ("telegram:\n  webhook:\n    adress: x", "telegram.webhook"),
-    ],
-)
-def test_an_unknown_key_names_the_file_the_key_and_the_nearest_one(
-    load: Load, home: Path, yaml: str, nearest: str
-) -> None:
-    text = refusal(load, yaml)
-    assert str(home / "config.yaml") in text
-    assert nearest in text
-
-
-def test_an_unknown_key_is_reported_with_its_line(load: Load) -> None:
-    said = refusal(load, "compression:\n  blocking: {}")
-    assert "line 2: unknown key compression.blocking; blocking is a value: did you mean compression.mode" in said
-    assert "line 3: unknown key telegram.tokn; did you mean telegram.token?" in refusal(load, "\ntelegram:\n  tokn: x")
-
-
 def test_bad_yaml_names_the_line_and_shows_nothing_of_the_file(load: Load) -> None:
     text = refusal(load, "local:\n  port: 1\ntelegram: {token: very-secret-value\nmodel:\n")
     assert "config.yaml line 4" in text
     assert "very-secret-value" not in text
-
-
-@pytest.mark.parametrize(
-    "text", ["- a\n- b\n", "just words", "42", "a: 1\n---\nb: 2\n", "a: &x [*x]", "d: 2026-13-45", "? [a]\n: b"]
-)
-def test_a_file_that_is_no_configuration_is_refused(load: Load, text: str) -> None:
-    assert "config.yaml" in refusal(load, text)
 
 
 def bomb(shape: str) -> str:
@@ -245,15 +214,6 @@ def test_a_number_out_of_range_names_its_source_its_key_and_its_range(load: Load
         assert f"between {low:,} and {high:,}" in text
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "0x10", "one", "1_0 0"])
-def test_an_invalid_number_is_refused(load: Load, value: str) -> None:
-    assert "sessions.merge_seconds" in refusal(load, HERMES_SESSIONS__MERGE_SECONDS=value)
-
-
-def test_a_wrong_choice_names_the_choices(load: Load) -> None:
-    assert "must be one of queue, steer, interrupt (is 'drop')" in refusal(load, "sessions: {busy_mode: drop}")
-
-
 def test_an_error_about_several_keys_names_the_source_of_one_of_them(load: Load, home: Path) -> None:
     assert refusal(load, HERMES_LOCAL__HOST="0.0.0.0").startswith("HERMES_LOCAL__HOST: local.host 0.0.0.0 is reachable")
     text = refusal(load, "model:\n  name: m\n  aliases: {tiny: {name: t, context_length: 2048}}")
@@ -273,12 +233,6 @@ def test_a_key_that_is_invalid_in_a_header_is_refused_and_not_shown(load: Load, 
     assert "abc" not in text
 
 
-@pytest.mark.parametrize("host", ["[bad", "host:abc", "host:99999", ":80", "host:0", "user@"])
-def test_an_invalid_address_is_refused(load: Load, host: str) -> None:
-    assert "must be an address" in refusal(load, HERMES_MODEL__BASE_URL=f"http://{host}/v1")
-    assert "must be an address" in refusal(load, HERMES_DISCORD__GATEWAY_URL=f"wss://{host}")
-
-
 def test_an_error_never_shows_a_secret(load: Load) -> None:
     text = refusal(load, "telegram:\n  token: [very-secret-value]\n  webhook: {secret: secret!!}")
     assert "telegram.token" in text
@@ -295,6 +249,34 @@ PEOPLE = "access:\n  allow: &people [telegram:1, telegram:2]\n  admins: *people\
 OFF = ("off", "null", "false", "0", "'off'")
 LOOPBACK = ("127.0.0.1", "127.1.2.3", "::1", "localhost", "[::1]")
 PORT = {"HERMES_LOCAL__PORT": "2000"}
+KNOWN = [
+    ("telegram:\n  tokn: x", "telegram.token"),
+    ("sesions:\n  groups: shared", "sessions"),
+    ("telegram_token: x", "telegram.token"),
+    ("local:\n  max_turns: 3", "sessions.max_turns"),
+    ("telegram:\n  webhook:\n    adress: x", "telegram.webhook"),
+]
+OTHER_FILES = ("- a\n- b\n", "just words", "42", "a: 1\n---\nb: 2\n", "a: &x [*x]", "d: 2026-13-45", "? [a]\n: b")
+NO_NUMBERS = ("nan", "inf", "-inf", "1e999", "0x10", "one", "1_0 0")
+NO_HOSTS = ("[bad", "host:abc", "host:99999", ":80", "host:0", "user@")
+TELEGRAM_NAMES = ("telegram:@alice", "telegram:alice", "@alice", "42", "telegram:", "telegram:042")
+NO_ZONES = ("Europe/Bremen-Nord", "../etc/passwd", "/etc/localtime", "CEST+x")
+COMPRESSION = [
+    ("compression: {threshold: 1.5}", "compression.threshold: must be between 0.0 and 1.0 (is 1.5)"),
+    ("compression: {target_ratio: 0.9}", "compression.target_ratio: must be between 0.1 and 0.8"),
+    ("hygiene: {threshold: 0.5}", "hygiene.threshold: must be between 0.85 and 0.95 (is 0.5)"),
+    ("compression: {mode: eager}", "compression.mode: must be one of background, blocking"),
+    ("compression: {models: {'g*': {threshold: 2}}}", "compression.models: g*.threshold: must be between 0.0 and"),
+    ("compression: {models: {'g*': {treshold: 1}}}", "compression.models: g*: unknown key treshold; did you"),
+    ("compression: {models: {'g*': {enabled: no}}}", "compression.models: g*.enabled applies to all models"),
+    (
+        "compression: {models: {'g*': {protect_last_n: few}}}",
+        "compression.models: g*.protect_last_n: must be a whole number between 1 and 1,000",
+    ),
+    ("compression: {models: {'g*': {quite_else: 1}}}", "compression.models: g*: unknown key quite_else; valid"),
+    ("compression: {models: {'g*': 3}}", "compression.models: must be a block of model patterns"),
+    ("notices: {accuracy: maybe}", "notices.accuracy: must be true or false"),
+]
 SEEING = ("gpt-4o-mini", "gpt-5", "claude-sonnet-4-5", "qwen2.5-vl-7b", "openai/o3")
 
 
@@ -314,6 +296,7 @@ SEEING = ("gpt-4o-mini", "gpt-5", "claude-sonnet-4-5", "qwen2.5-vl-7b", "openai/
         *((None, {"HERMES_MODEL__NAME": name}, {"model.sees_images": True}) for name in SEEING),
         ("model: {name: llama-3.1-8b}", {}, {"model.sees_images": False}),
         ("model: {name: llama-3.1-8b}", {"HERMES_MODEL__IMAGES": "true"}, {"model.sees_images": True}),
+        (None, {"HERMES_AGENT__TIME_ZONE": "Europe/Berlin"}, {"agent.time_zone": "Europe/Berlin"}),
         (PEOPLE, {}, {"access.admins": ("telegram:1", "telegram:2")}),
         ("local: {host: 127.0.0.2, port: 1000}", PORT, {"local.host": "127.0.0.2", "local.port": 2000}),
         *((f"sessions: {{idle_reset_hours: {off}}}", {}, {"sessions.idle_reset_hours": None}) for off in OFF),
@@ -341,7 +324,25 @@ def test_settings_give_these_values(
         ("access: {allow: [telegram: 42]}", {}, ["no space after the colon"]),
         ("telegram: 1234", {}, ["telegram is a block, not a value: set one of its keys (telegram.token"]),
         ("local:\n  port: 1\nlocal:\n  port: 2\n", {}, ["line 3: local occurs twice (first in line 1)"]),
+        (
+            "compression:\n  blocking: {}",
+            {},
+            ["line 2: unknown key compression.blocking; blocking is a value: did you"],
+        ),
+        ("\ntelegram:\n  tokn: x", {}, ["line 3: unknown key telegram.tokn; did you mean telegram.token?"]),
+        *((yaml, {}, ["config.yaml", nearest]) for yaml, nearest in KNOWN),
+        *((yaml, {}, ["config.yaml"]) for yaml in OTHER_FILES),
+        *((None, {"HERMES_SESSIONS__MERGE_SECONDS": no}, ["sessions.merge_seconds"]) for no in NO_NUMBERS),
+        ("sessions: {busy_mode: drop}", {}, ["must be one of queue, steer, interrupt (is 'drop')"]),
+        *((None, {"HERMES_MODEL__BASE_URL": f"http://{host}/v1"}, ["must be an address"]) for host in NO_HOSTS),
+        *((None, {"HERMES_DISCORD__GATEWAY_URL": f"wss://{host}"}, ["must be an address"]) for host in NO_HOSTS),
+        *((f"access: {{allow: ['{name}']}}", {}, ["access.allow", "such as telegram:42"]) for name in TELEGRAM_NAMES),
+        ("access: {allow: ['discord:alice#1']}", {}, ["access.allow", "such as discord:"]),
+        ("access: {allow: ['slack:U1']}", {}, ["access.allow", "such as telegram:42"]),
+        *((None, {"HERMES_AGENT__TIME_ZONE": zone}, ["agent.time_zone"]) for zone in NO_ZONES),
+        *((yaml, {}, [f"config.yaml line 1: {words}"]) for yaml, words in COMPRESSION),
     ],
+    ids=str,
 )
 def test_these_settings_are_refused_with_the_reason(
     load: Load, yaml: str | None, variables: dict[str, str], words: list[str]
@@ -376,22 +377,6 @@ def test_the_web_chat_leaves_loopback_only_when_access_names_somebody(load: Load
     assert "local.host" in refusal(load, HERMES_LOCAL__HOST=host)
     assert load(HERMES_LOCAL__HOST=host, HERMES_ACCESS__ADMINS="telegram:42").config.local.host == host
     assert load(HERMES_LOCAL__HOST=host, HERMES_LOCAL__ENABLED="false").config.local.enabled is False
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["telegram:@alice", "telegram:alice", "@alice", "42", "slack:U1", "discord:alice#1", "telegram:", "telegram:042"],
-)
-def test_people_are_given_by_stable_id_never_by_name(load: Load, name: str) -> None:
-    text = refusal(load, f"access: {{allow: ['{name}']}}")
-    assert "access.allow" in text
-    assert "such as telegram:42" in text or "such as discord:" in text
-
-
-def test_a_time_zone_must_exist(load: Load) -> None:
-    assert load(HERMES_AGENT__TIME_ZONE="Europe/Berlin").config.agent.time_zone == "Europe/Berlin"
-    for wrong in ("Europe/Bremen-Nord", "../etc/passwd", "/etc/localtime", "CEST+x"):
-        assert "agent.time_zone" in refusal(load, HERMES_AGENT__TIME_ZONE=wrong)
 
 
 # -- other programs ------------------------------------------------------------------------------------------------
@@ -522,34 +507,6 @@ def test_a_reload_applies_access_thresholds_log_level_and_routes(load: Load) -> 
     plan = reload_differences(load(), load(None, **changed))
     assert plan.needs_restart == ()
     assert {variable_name(tuple(key.split("."))) for key in plan.applied} >= set(changed)
-
-
-# -- compression ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("yaml", "complaint"),
-    [
-        ("compression: {threshold: 1.5}", "compression.threshold: must be between 0.0 and 1.0 (is 1.5)"),
-        ("compression: {target_ratio: 0.9}", "compression.target_ratio: must be between 0.1 and 0.8"),
-        ("hygiene: {threshold: 0.5}", "hygiene.threshold: must be between 0.85 and 0.95 (is 0.5)"),
-        ("compression: {mode: eager}", "compression.mode: must be one of background, blocking"),
-        ("compression: {models: {'g*': {threshold: 2}}}", "compression.models: g*.threshold: must be between 0.0 and"),
-        ("compression: {models: {'g*': {treshold: 1}}}", "compression.models: g*: unknown key treshold; did you"),
-        ("compression: {models: {'g*': {enabled: no}}}", "compression.models: g*.enabled applies to all models"),
-        (
-            "compression: {models: {'g*': {protect_last_n: few}}}",
-            "compression.models: g*.protect_last_n: must be a whole number between 1 and 1,000",
-        ),
-        ("compression: {models: {'g*': {quite_else: 1}}}", "compression.models: g*: unknown key quite_else; valid"),
-        ("compression: {models: {'g*': 3}}", "compression.models: must be a block of model patterns"),
-        ("notices: {accuracy: maybe}", "notices.accuracy: must be true or false"),
-    ],
-)
-def test_invalid_settings_of_compression_are_refused_with_file_line_key_and_range(
-    load: Load, home: Path, yaml: str, complaint: str
-) -> None:
-    assert f"{home}/config.yaml line 1: {complaint}" in refusal(load, yaml)
 
 
 def test_a_model_gets_the_values_of_every_matching_pattern(load: Load) -> None:
