@@ -266,15 +266,12 @@ async def test_the_answer_fills_the_commands_own_message(live: DiscordHarness) -
     assert await live.sent("send") == []
     [row] = await live.sent("interaction_.*", match="here")
     assert row["message_id"] == ref
-
-
-async def test_a_repeated_answer_fills_it_again(live: DiscordHarness) -> None:
     command = await given(live, "help")
     await live.fault(match="PATCH /webhooks/.*", kind="reset_after")
     with pytest.raises(SendAmbiguous):
         await live.adapter.send(answer(command, "here"))
     await live.adapter.send(answer(command, "here", is_repeat=True))
-    assert await live.visible(command.chat) == ["here"]
+    assert await live.visible(command.chat) == ["here", "here"], "a repeat fills it again"
 
 
 async def test_a_command_that_arrives_twice_is_answered_in_place(live: DiscordHarness) -> None:

@@ -71,16 +71,13 @@ async def signed_in(local: LocalHarness) -> list[SignedInBrowser]:
     return await local.store.read(browsers.load, local.clock.now())
 
 
-@pytest.mark.parametrize("path", ADDRESSES)
-async def test_no_address_returns_content_without_cookie_and_key(local: LocalHarness, path: str) -> None:
-    status, text, _ = await fetch(local, path)
-    assert status in (200, 303, 401, 404)
-    assert "Thursday" not in text
-
-
-async def test_a_page_without_content_explains_how_to_sign_in(local: LocalHarness) -> None:
+async def test_no_address_returns_content_without_cookie_and_key(local: LocalHarness) -> None:
+    for path in ADDRESSES:
+        status, text, _ = await fetch(local, path)
+        assert status in (200, 303, 401, 404)
+        assert "Thursday" not in text
     _, text, _ = await fetch(local, "/chat/main")
-    assert "hermes-gateway url" in text
+    assert "hermes-gateway url" in text, "it explains how to sign in"
 
 
 async def test_cookie_and_key_are_worthless_without_each_other(local: LocalHarness) -> None:
@@ -113,23 +110,15 @@ async def test_opening_the_printed_link_does_not_use_up_the_token(local: LocalHa
 
 async def test_a_token_works_once(local: LocalHarness) -> None:
     await local.sign_in()
+    url = local.adapter.mint_url()
+    assert url is not None
+    assert await local.use(url) == 204, "a browser that is signed in does not use it up"
     local.browser.cookie_jar.clear()
     assert await local.use(local.ready_urls[0]) == 401
     assert len(await signed_in(local)) == 1
-
-
-async def test_a_signed_in_browser_does_not_use_up_another_token(local: LocalHarness) -> None:
-    await local.sign_in()
-    url = local.adapter.mint_url()
-    assert url is not None
-    assert await local.use(url) == 204
-    local.browser.cookie_jar.clear()
-    assert await local.use(url) == 200
-
-
-async def test_made_up_tokens_are_refused(local: LocalHarness) -> None:
-    assert await local.use(f"{local.root}/?token=" + secrets.token_urlsafe(32)) == 401
+    assert await local.use(f"{local.root}/?token=" + secrets.token_urlsafe(32)) == 401, "made up"
     assert await local.use(f"{local.root}/?token=") == 401
+    assert await local.use(url) == 200
 
 
 @pytest.mark.parametrize("jump", [TOKEN_MS + 1, -TOKEN_MS - 1])
@@ -232,20 +221,15 @@ STRANGE = [
 ]
 
 
-@pytest.mark.parametrize("path", ["/chat/main", "/chat/main/stream", "/static/core.js", "/"])
 @pytest.mark.parametrize("headers", STRANGE)
-async def test_another_origin_gets_nothing_even_with_the_cookie(
-    local: LocalHarness, path: str, headers: dict[str, str]
+async def test_another_origin_cannot_read_or_write_even_with_the_cookie(
+    local: LocalHarness, headers: dict[str, str]
 ) -> None:
     await local.sign_in()
-    assert (await fetch(local, path, **{KEY_HEADER: local.key}))[0] in (200, 303)
-    status, text, _ = await fetch(local, path, **{KEY_HEADER: local.key, **headers})
-    assert status == 403
-    assert "Thursday" not in text
-
-
-@pytest.mark.parametrize("headers", STRANGE)
-async def test_another_origin_cannot_write_even_with_the_cookie(local: LocalHarness, headers: dict[str, str]) -> None:
+    for path in ("/chat/main", "/chat/main/stream", "/static/core.js", "/"):
+        assert (await fetch(local, path, **{KEY_HEADER: local.key}))[0] in (200, 303)
+        status, text, _ = await fetch(local, path, **{KEY_HEADER: local.key, **headers})
+        assert (status, "Thursday" in text) == (403, False)
     status, text = await local.post({"text": "sell everything", "client_id": "a" * 20}, headers=headers)
     assert status == 403
     assert "does not accept" in text
@@ -325,23 +309,18 @@ def test_host_names_include_the_port() -> None:
 # ---- headers of every response -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [("/chat/main", 200), ("/static/app.css", 200), ("/chat/Not-A-Name", 404), ("/", 303), ("/chat/main/stream", 200)],
-)
-async def test_every_response_has_the_policy(local: LocalHarness, path: str, status: int) -> None:
+async def test_every_response_has_the_policy(local: LocalHarness) -> None:
     await local.sign_in()
-    got, _, headers = await fetch(local, path, **{KEY_HEADER: local.key})
-    assert got == status
-    assert "Server" not in headers
-    assert (headers["Content-Security-Policy"], headers["X-Content-Type-Options"]) == (CONTENT_POLICY, "nosniff")
-    assert headers["Referrer-Policy"] in ("same-origin", "no-referrer")
-
-
-async def test_refusals_have_the_policy_too(local: LocalHarness) -> None:
-    for headers in ({}, {"Host": "attacker.example"}):
-        _, _, got = await fetch(local, "/chat/main", **headers)
-        assert got["Content-Security-Policy"] == CONTENT_POLICY
+    pages = {"/chat/main": 200, "/static/app.css": 200, "/chat/Not-A-Name": 404, "/": 303, "/chat/main/stream": 200}
+    answers = [(await fetch(local, path, **{KEY_HEADER: local.key}), status) for path, status in pages.items()]
+    answers.append((await fetch(local, "/chat/main", Host="attacker.example"), 403))
+    local.browser.cookie_jar.clear()
+    answers.append((await fetch(local, "/chat/main/stream"), 401))
+    for (got, _, headers), status in answers:
+        assert got == status
+        assert "Server" not in headers
+        assert (headers["Content-Security-Policy"], headers["X-Content-Type-Options"]) == (CONTENT_POLICY, "nosniff")
+        assert headers["Referrer-Policy"] in ("same-origin", "no-referrer")
 
 
 def test_the_policy_allows_nothing_inline_and_nothing_from_other_hosts() -> None:
