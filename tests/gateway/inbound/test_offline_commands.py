@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.inbound.admission import NOT_TAKEN, STOPPED
+from gateway.inbound.admission import NOT_TAKEN
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
 from tests.databases import place_of

@@ -41,6 +41,7 @@ from hermes_state.models.ledger import TotalUsage
 from hermes_state.sessions import load_tip
 from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, ChatId, ChatKind, LineageId, MicroUsd, Millis
+from tests.clocks import SetClock
 from tests.hermes_state.rows import CALL, START, exchange, key_of, make_chat, migrated
 from tests.sampling import examples
 
