@@ -96,7 +96,7 @@ async def test_a_paste_that_waited_at_a_restart_is_answered(serve: Serve, clock:
 @JUMPS
 async def test_stop_from_memory_is_confirmed(gateway: TestGateway, clock: TurnedClock, jump: int) -> None:
     await hanging(gateway)
-    with locked_by_another_process(place_of(gateway.store), 0.5):
+    with locked_by_another_process(place_of(gateway.store), 1.5):
         saying = asyncio.create_task(gateway.say("/stop"))
         await eventually(lambda: gateway.model.running == 0, "the model is let go")
         clock.offset = jump
