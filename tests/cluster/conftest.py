@@ -1,5 +1,3 @@
-"""Clusters for tests."""
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ __all__ = ["cluster", "report"]
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path, postgres_url: str) -> AsyncIterator[Cluster]:
-    """A cluster with Telegram, a model and a database. No node is started yet."""
-    async with cluster_in(tmp_path, postgres_url) as made:
+async def cluster(tmp_path: Path, postgres_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    """A cluster with Telegram, a model and a database, or the one that a module names. No node is started yet."""
+    async with getattr(request.module, "CLUSTER", cluster_in)(tmp_path, postgres_url) as made:
         yield made

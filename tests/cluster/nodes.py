@@ -49,12 +49,6 @@ class Cluster(World):
         """Name of the database."""
         return urlsplit(self.environ["HERMES_STORE__URL"]).path[1:]
 
-    def address_by(self, port: int) -> str:
-        """Return the address of the database through another port."""
-        parts = urlsplit(self.environ["HERMES_STORE__URL"])
-        host = parts.netloc.rpartition(":")[0]
-        return parts._replace(netloc=f"{host}:{port}").geturl()
-
     def ranking(self) -> list[str]:
         """Return the names of the nodes that hold chat locks, the node with the most locks first."""
         return [name for name, _ in Counter(self.holders(LockKind.CHAT)).most_common()]
@@ -74,6 +68,19 @@ class Cluster(World):
         for node in started:
             await node.start()
         return started
+
+    async def start_with_worker(self, **changes: str) -> tuple[Gateway, Gateway]:
+        """Start `owner`, which has no room for another turn until `release`, and `worker`. The owner serves the bot."""
+        [owner] = await self.start("owner", HERMES_SESSIONS__MAX_TURNS="1", **changes)
+        await self.keep_busy()
+        [worker] = await self.start("worker", role="worker", **changes)
+        return owner, worker
+
+    async def keep_busy(self) -> None:
+        """Begin a turn that lasts until `release`."""
+        await self.hold(match="keep busy")
+        await self.say("keep busy", chat_id=43)
+        await self.asked(1)
 
     def holders(self, kind: LockKind) -> list[str]:
         """Return the names of the nodes that hold locks of a kind, once for each lock."""

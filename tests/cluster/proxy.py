@@ -8,8 +8,9 @@ from typing import Self
 class Proxy:
     """Port that forwards connections to another port on this machine."""
 
-    def __init__(self, target: int) -> None:
-        self._target = target
+    def __init__(self, target: int, rewrite: Callable[[bytes], bytes] = bytes) -> None:
+        """`rewrite` changes the data of the server."""
+        self._target, self._rewrite = target, rewrite
         self._writers: set[asyncio.StreamWriter] = set()
         self._passes = asyncio.Event()
         self._passes.set()
@@ -32,6 +33,10 @@ class Proxy:
         """Port to which nodes connect."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
+
+    def address_of(self, url: str) -> str:
+        """Return the address of a database through this proxy."""
+        return url.replace(f":{self._target}/", f":{self.port}/")
 
     def cut(self) -> None:
         """Close every connection, and refuse new ones until `mend`."""
@@ -76,7 +81,7 @@ class Proxy:
                     writer.write(data[:size])
                     data = data[size:]
                 await self._passes.wait()
-                writer.write(data)
+                writer.write(data if is_request else self._rewrite(data))
                 await writer.drain()
         except OSError:
             pass  # the connection was cut

@@ -44,24 +44,21 @@ Fault = Callable[[Scene, str, float], Awaitable[None]]
 
 
 async def kill(scene: Scene, name: str, seconds: float) -> None:
-    node = scene.cluster.nodes[name]
-    await node.kill()
+    await scene.cluster.nodes[name].kill()
     await asyncio.sleep(seconds)
-    await node.start()
+    await scene.cluster.nodes[name].start()
 
 
 async def drain(scene: Scene, name: str, seconds: float) -> None:
-    node = scene.cluster.nodes[name]
-    await node.stop()
+    await scene.cluster.nodes[name].stop()
     await asyncio.sleep(seconds)
-    await node.start()
+    await scene.cluster.nodes[name].start()
 
 
 async def stop(scene: Scene, name: str, seconds: float) -> None:
-    node = scene.cluster.nodes[name]
-    node.signal(signal.SIGSTOP)
+    scene.cluster.nodes[name].signal(signal.SIGSTOP)
     await asyncio.sleep(seconds)
-    node.signal(signal.SIGCONT)
+    scene.cluster.nodes[name].signal(signal.SIGCONT)
 
 
 async def cut(scene: Scene, name: str, seconds: float) -> None:
@@ -152,7 +149,7 @@ async def play(scene: Scene, schedule: Schedule) -> float:
     cluster, traffic = scene.cluster, Traffic(scene.cluster)
     once = {"CRASH_KILL": schedule.step, "CRASH_ONCE": str(cluster.notebook.with_suffix(".killed"))}
     for name in NAMES:
-        url, role = cluster.address_by(scene.proxies[name].port), "worker" if name == "worker" else "node"
+        url, role = scene.proxies[name].address_of(cluster.address), "worker" if name == "worker" else "node"
         await cluster.start(name, role=role, HERMES_STORE__URL=url, **once)
     saying = asyncio.create_task(traffic.run(PLACES, 6, 0.6, ["", NOTE, "[[sleep:0.5]]"]))
     for fault, name, seconds, pause in schedule.faults:

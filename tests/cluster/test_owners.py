@@ -1,13 +1,11 @@
-"""The owner of a bot changes in the middle of what it does there: each thing is done once, or marked."""
-
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hermes_state.store.seats import LockKind
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.cluster.faulty import SEAT_SECONDS, faulty_cluster
 from tests.cluster.nodes import Cluster
@@ -17,19 +15,14 @@ from tests.e2e.test_delivery import long_answer
 from tests.e2e.test_discord import ALICE
 from tests.e2e.test_files import FREELY, on_telegram
 from tests.e2e.world import Gateway
+from tests.postgres import Postgres
 
 pytestmark = pytest.mark.cluster
+CLUSTER = faulty_cluster
 
 GROUP: dict[str, Any] = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 42}
 WORDS = long_answer(1_300)
 """An answer of three messages."""
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path, postgres_url: str) -> AsyncIterator[Cluster]:
-    """Telegram, Discord, a model and a database, no node started yet."""
-    async with faulty_cluster(tmp_path, postgres_url) as made:
-        yield made
 
 
 async def start_both(cluster: Cluster, **changes: str) -> tuple[Gateway, Gateway]:
@@ -120,11 +113,7 @@ async def test_a_placeholder_that_was_being_edited_becomes_the_answer(cluster: C
 async def test_a_group_that_moves_while_a_worker_answers_there_gets_the_answer_where_it_is(
     cluster: Cluster, is_known: bool
 ) -> None:
-    await cluster.start("owner", HERMES_SESSIONS__MAX_TURNS="1")
-    await cluster.hold(match="keep busy")
-    await cluster.say("keep busy", chat_id=43)
-    await cluster.asked(1)
-    await cluster.start("worker", role="worker")
+    await cluster.start_with_worker()
     old, new = GROUP["chat_id"], -100300
     if is_known:
         await cluster.tg.post("message", {**GROUP, "chat_id": new, "text": "@lab_gateway_bot hello"})
@@ -176,3 +165,52 @@ async def test_the_next_owner_is_posted_to_at_its_own_webhook(cluster: Cluster) 
     await cluster.converse("after")
     await delivered(cluster)
     assert len(await cluster.visible()) == 3
+
+
+TEXT = "tell us the weather of the harbour"
+
+
+async def start_two(cluster: Cluster, point: str, folder: Path) -> None:
+    """A keeper that ends at a commit, and another node, which would end there, too, if the keeper had not."""
+    once = {"CRASH_KILL": point, "CRASH_ONCE": str(folder / "once")}
+    await cluster.start("one", "two", HERMES_AGENT__TIME_ZONE="UTC", **FREELY, **once)
+    assert cluster.holders(LockKind.KEEPER) == ["one"]
+
+
+async def have_tool_called(cluster: Cluster, name: str, **arguments: object) -> None:
+    await cluster.script(match="please", last_role="user", times=1, tool_calls=[{"name": name, "arguments": arguments}])
+    await cluster.say("please")
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+async def test_a_schedule_comes_once_although_its_keeper_ends_in_the_middle(
+    cluster: Cluster, postgres: Postgres, tmp_path: Path, side: str
+) -> None:
+    await start_two(cluster, f"fire_due:1:{side}", tmp_path)
+    await have_tool_called(cluster, "schedule", action="add", text=TEXT, cron="*/5 * * * *")
+    await cluster.say("/approve")
+    assert await cluster.replies(1, match="Schedule 1 is set")
+    await cluster.script(match="weather of the harbour", last_role="user", text="Sunny, as ever.")
+    postgres.run("UPDATE schedules SET next_at = next_at - 300000", database=cluster.database)
+    assert await cluster.replies(1, match="Sunny, as ever")
+    await cluster.converse("and now?")
+    await delivered(cluster)
+    assert cluster.query("SELECT count(*) FROM inbox WHERE event_ref LIKE 'schedule:%'") == [(1,)]
+    assert len(await cluster.replies(0, wait=0, match="Sunny, as ever")) == 1
+    assert cluster.holders(LockKind.KEEPER) == ["two"]
+
+
+async def test_a_question_that_was_asked_at_another_node_expires_once(cluster: Cluster, postgres: Postgres) -> None:
+    [keeper] = await cluster.start("keeper", HERMES_AGENT__TIME_ZONE="UTC")
+    await cluster.start("other", HERMES_AGENT__TIME_ZONE="UTC")
+    await have_tool_called(cluster, "write_file", path="plan.md", content="# Plan")
+    assert await cluster.replies(1, match="May I use")
+    postgres.run("UPDATE approvals SET expires_at = 0", database=cluster.database)
+    await keeper.kill()
+    assert await cluster.asked(2), "the turn goes on with a no"
+    assert await cluster.replies(2)
+    await cluster.converse("and now?")
+    await delivered(cluster)
+    assert cluster.query("SELECT state FROM approvals") == [("expired",)]
+    assert cluster.query("SELECT state FROM turns ORDER BY id") == [("finished",), ("finished",)]
+    assert cluster.holders(LockKind.KEEPER) == ["other"]

@@ -1,5 +1,3 @@
-"""An answer that grows at one node is seen through another, the owner of the bot."""
-
 from typing import Any
 
 import pytest
@@ -7,23 +5,12 @@ import pytest
 from hermes_state.store.seats import LockKind
 from tests.cluster.nodes import Cluster
 from tests.cluster.test_owners import until
-from tests.e2e.world import Gateway
 
 pytestmark = pytest.mark.cluster
 
 WORDS = "word " * 40
 TYPING_SECONDS = 5.0
 """Seconds for which Telegram shows one signal."""
-
-
-async def busy_worker(cluster: Cluster) -> tuple[Gateway, Gateway]:
-    """The owner of the bot, which has no room, and a worker, which gets what is said next; `release` lets both go."""
-    [owner] = await cluster.start("owner", HERMES_SESSIONS__MAX_TURNS="1")
-    await cluster.hold(match="keep busy")
-    await cluster.say("keep busy", chat_id=43)
-    await cluster.asked(1)
-    [worker] = await cluster.start("worker", role="worker")
-    return owner, worker
 
 
 async def growing(cluster: Cluster, **options: Any) -> None:
@@ -40,40 +27,28 @@ async def seen(cluster: Cluster, method: str, count: int = 0, wait: float = 15) 
 
 
 async def whole(cluster: Cluster) -> None:
-    """Wait for the whole answer."""
+    """Wait for the whole answer, and check that nothing else is visible."""
     query = {"method": "(sendMessage|editMessageText)$", "chat_id": 42, "match": f"^{WORDS.strip()}$"}
     assert await cluster.tg.get("sent", **query, wait=15, count=1)
+    assert await cluster.visible() == [WORDS.strip()]
 
 
 async def test_a_worker_shows_typing_and_a_growing_answer_before_the_whole(cluster: Cluster) -> None:
-    _, worker = await busy_worker(cluster)
+    _, worker = await cluster.start_with_worker()
     await growing(cluster)
     await seen(cluster, "sendChatAction", 1)
     assert await seen(cluster, "sendMessageDraft", 1)
     assert cluster.query("SELECT count(*) FROM previews") == [(1,)], "the turn at the owner stores none"
     await cluster.release()
-    assert await cluster.replies(1) == [WORDS.strip()]
+    await whole(cluster)
     await worker.wait_for_log("turn.finished")
-    assert await cluster.visible() == [WORDS.strip()]
     *_, last = await seen(cluster, "sendMessageDraft|sendMessage|sendChatAction")
     assert last["method"] == "sendMessage"
     assert cluster.query("SELECT count(*) FROM previews") == [(0,)]
 
 
-async def test_the_answer_of_a_worker_takes_the_place_of_its_placeholder(cluster: Cluster) -> None:
-    await cluster.tg.post("faults", {"kind": "404", "match": "sendMessageDraft", "times": -1})
-    await busy_worker(cluster)
-    await growing(cluster)
-    [placeholder] = await seen(cluster, "sendMessage", 1)
-    await cluster.release()
-    await whole(cluster)
-    assert await cluster.visible() == [WORDS.strip()]
-    query = "SELECT preview_ref FROM turns t JOIN chats c ON c.id = t.chat_id WHERE c.chat_ref = '42'"
-    assert cluster.query(query) == [(str(placeholder["message_id"]),)]
-
-
 async def test_typing_ends_with_a_killed_worker(cluster: Cluster) -> None:
-    _, worker = await busy_worker(cluster)
+    _, worker = await cluster.start_with_worker()
     await cluster.hold(match="wait", times=2)
     await cluster.say("wait for it")
     assert len(await seen(cluster, "sendChatAction", 2)) == 2, "it is renewed while the worker works"
@@ -90,9 +65,9 @@ async def test_typing_ends_with_a_killed_worker(cluster: Cluster) -> None:
 async def test_a_turn_of_a_killed_worker_goes_on_in_the_same_place(cluster: Cluster, has_drafts: bool) -> None:
     if not has_drafts:
         await cluster.tg.post("faults", {"kind": "404", "match": "sendMessageDraft", "times": -1})
-    await busy_worker(cluster)
+    await cluster.start_with_worker()
     await growing(cluster, times=2)
-    await seen(cluster, "sendMessageDraft" if has_drafts else "sendMessage", 1)
+    [placeholder] = await seen(cluster, "sendMessageDraft" if has_drafts else "sendMessage", 1)
     [other] = await cluster.start("other", role="worker")
     assert "worker" in cluster.holders(LockKind.CHAT)
     await cluster.nodes.pop("worker").kill()
@@ -100,20 +75,22 @@ async def test_a_turn_of_a_killed_worker_goes_on_in_the_same_place(cluster: Clus
     await cluster.release()
     await other.wait_for_log("turn.finished")
     await whole(cluster)
-    assert await cluster.visible() == [WORDS.strip()]
+    query = "SELECT state, restarts, epoch, preview_ref FROM turns t JOIN chats c ON c.id = t.chat_id"
+    [(*facts, preview_ref)] = cluster.query(f"{query} WHERE c.chat_ref = '42'")
+    assert facts == ["finished", 1, 2]
+    assert has_drafts or preview_ref == str(placeholder["message_id"])
 
 
 async def test_a_new_owner_of_the_bot_shows_what_grows_elsewhere(cluster: Cluster) -> None:
-    owner, _ = await busy_worker(cluster)
+    owner, _ = await cluster.start_with_worker()
     await growing(cluster)
     await seen(cluster, "sendMessageDraft", 1)
-    [_] = await cluster.start("heir", HERMES_SESSIONS__MAX_TURNS="1")
+    await cluster.start("heir", HERMES_SESSIONS__MAX_TURNS="1")
     shown = len(await seen(cluster, "sendMessageDraft"))
     await owner.kill()
     await seen(cluster, "sendMessageDraft", shown + 1)
     await cluster.release()
-    assert await cluster.replies(1) == [WORDS.strip()]
-    assert await cluster.visible() == [WORDS.strip()]
+    await whole(cluster)
 
 
 @pytest.mark.parametrize("has_drafts", [True, False])
@@ -123,9 +100,7 @@ async def test_who_becomes_the_owner_in_the_middle_of_its_own_turn_shows_that(
     if not has_drafts:
         await cluster.tg.post("faults", {"kind": "404", "match": "sendMessageDraft", "times": -1})
     [owner] = await cluster.start("owner", HERMES_SESSIONS__MAX_TURNS="1")
-    await cluster.hold(match="keep busy")
-    await cluster.say("keep busy", chat_id=43)
-    await cluster.asked(1)
+    await cluster.keep_busy()
     [heir] = await cluster.start("heir")
     await growing(cluster)
     await seen(cluster, "sendMessageDraft" if has_drafts else "sendMessage", 1)
@@ -138,5 +113,4 @@ async def test_who_becomes_the_owner_in_the_middle_of_its_own_turn_shows_that(
     await cluster.release()
     await heir.wait_for_log("turn.finished")
     await whole(cluster)
-    assert await cluster.visible() == [WORDS.strip()]
     assert cluster.query("SELECT count(*) FROM previews") == [(0,)]

@@ -1,6 +1,5 @@
-"""Databases that a gateway cannot use: one sentence, an exit code, and nothing is made there."""
-
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from hermes_state.errors import DatabaseRejected
 from hermes_state.store.seats import NodeInfo
 from hermes_state.values import SystemClock
 from tests.cluster.nodes import Cluster
-from tests.cluster.pooler import pooler_before
+from tests.cluster.proxy import Proxy
 from tests.e2e.world import Gateway, World
 from tests.postgres import PASSWORD, Postgres, connect
 from tests.processes import run_gateway
@@ -19,11 +18,6 @@ pytestmark = pytest.mark.cluster
 
 TABLES = """SELECT relname FROM pg_class WHERE relkind IN ('r', 'v') AND relnamespace NOT IN
 (SELECT oid FROM pg_namespace WHERE nspname IN ('pg_catalog', 'information_schema', 'pg_toast'))"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
 
 
 async def refused(folder: Path, url: str, code: int = 78) -> str:
@@ -57,16 +51,16 @@ def tables(url: str) -> list[str]:
         return [name for (name,) in db.execute(TABLES)]
 
 
-async def test_a_wrong_password_and_a_wrong_name_are_configuration(folder: Path, postgres: Postgres) -> None:
+async def test_a_wrong_password_and_a_wrong_name_are_configuration(tmp_path: Path, postgres: Postgres) -> None:
     with postgres.database() as url:
         wrong = url.replace(PASSWORD, "not-the-password")
-        said = await refused(folder, wrong)
+        said = await refused(tmp_path, wrong)
         assert said.startswith("hermes-gateway: configuration: ")
         assert "password authentication failed" in said
         assert "not-the-password" not in said
-        assert "no password supplied" in await refused(folder, url.replace(f":{PASSWORD}", ""))
+        assert "no password supplied" in await refused(tmp_path, url.replace(f":{PASSWORD}", ""))
         assert tables(url) == []
-    assert "does not exist" in await refused(folder, url)
+    assert "does not exist" in await refused(tmp_path, url)
 
 
 @pytest.mark.parametrize(
@@ -79,49 +73,44 @@ async def test_a_wrong_password_and_a_wrong_name_are_configuration(folder: Path,
     ],
 )
 async def test_what_no_waiting_mends_is_configuration(
-    folder: Path, postgres: Postgres, change: str, reason: str
+    tmp_path: Path, postgres: Postgres, change: str, reason: str
 ) -> None:
     with postgres.database() as url:
-        said = await refused(folder, url + change)
+        said = await refused(tmp_path, url + change)
     assert said.startswith("hermes-gateway: configuration: ")
     assert reason in said
     assert said.endswith("check store.url, and see docs/reference/operations.md, PostgreSQL")
 
 
-async def test_a_role_that_is_let_in_nowhere_is_configuration(folder: Path, postgres: Postgres) -> None:
-    with postgres.database() as url:
-        postgres.run(f"REVOKE CONNECT ON DATABASE {url.rpartition('/')[2]} FROM public, hermes")
-        assert 'permission denied for database "test_' in await refused(folder, url)
-
-
-async def test_a_server_that_does_not_answer_may_come_back(folder: Path) -> None:
+async def test_a_server_that_does_not_answer_may_come_back(tmp_path: Path) -> None:
     nobody = f"postgresql://hermes:{PASSWORD}@127.0.0.1:{World.free_port()}/hermes"
-    assert "hermes-gateway: failed: PostgreSQL database hermes at 127.0.0.1" in await refused(folder, nobody, 1)
+    assert "hermes-gateway: failed: PostgreSQL database hermes at 127.0.0.1" in await refused(tmp_path, nobody, 1)
 
 
-async def test_a_database_that_is_not_ours_to_use_stays_as_it_is(folder: Path, postgres: Postgres) -> None:
+async def test_a_database_that_is_not_ours_to_use_stays_as_it_is(tmp_path: Path, postgres: Postgres) -> None:
     with postgres.database() as url:
         with connect(url) as db:
             db.execute("CREATE TABLE wp_posts (id bigint)")
-        assert "belongs to another program (tables: wp_posts)" in await refused(folder, url)
+        assert "belongs to another program (tables: wp_posts)" in await refused(tmp_path, url)
         assert tables(url) == ["wp_posts"]
-    with postgres.database("ENCODING 'LATIN1' TEMPLATE template0") as url:
-        assert "has the encoding LATIN1" in await refused(folder, url)
-        assert tables(url) == []
-    with postgres.database(owner="postgres") as url:
-        assert "the role hermes cannot create tables in schema public" in await refused(folder, url)
-        assert tables(url) == []
+        postgres.run(f"REVOKE CONNECT ON DATABASE {url.rpartition('/')[2]} FROM public, hermes")
+        assert 'permission denied for database "test_' in await refused(tmp_path, url)
 
 
-async def test_a_seat_behind_a_pooler_is_refused(folder: Path, postgres: Postgres) -> None:
+def renumbered(data: bytes) -> bytes:
+    """Change the process id in an answer, as a connection pooler does: its clients see other ids than the server."""
+    return re.sub(rb"(K\x00\x00\x00\x0c)....", lambda found: found[1] + b"\0\0\0\x07", data, flags=re.DOTALL)
+
+
+async def test_a_seat_behind_a_pooler_is_refused(tmp_path: Path, postgres: Postgres) -> None:
     with postgres.database() as address:
-        async with pooler_before(address) as url:
-            assert "store.url points to a pooler" in await refused(folder, url)
+        async with Proxy(postgres.port, renumbered) as pooler:
+            assert "store.url points to a pooler" in await refused(tmp_path, pooler.address_of(address))
         assert tables(address) == []
 
 
-async def test_an_empty_database_beside_a_file_stays_empty(folder: Path, postgres: Postgres) -> None:
-    made = folder / "home" / "state.db"
+async def test_an_empty_database_beside_a_file_stays_empty(tmp_path: Path, postgres: Postgres) -> None:
+    made = tmp_path / "home" / "state.db"
     made.parent.mkdir()
     made.write_bytes(b"something")
     node = NodeInfo(id="", name="one", version="1", role="node")

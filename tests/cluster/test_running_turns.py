@@ -1,5 +1,3 @@
-"""What people do to a turn that another node works on than the one that hears them."""
-
 import time
 from typing import Any
 
@@ -31,11 +29,33 @@ async def start_apart(cluster: Cluster, **changes: str) -> tuple[Gateway, Gatewa
 
 
 async def begin_elsewhere(cluster: Cluster, text: str, **message: object) -> None:
-    """Say something that the worker works on: it has begun to answer when this returns."""
+    """Say something that the worker works on. It has begun to answer when this returns."""
     seen = await cluster.asked(0, wait=0)
     await cluster.tg.post("message", {"chat_id": 42, "user_id": 42, "text": text, **message})
     assert await cluster.asked(1, since=seen[-1]["seq"])
     assert sorted(cluster.holders(LockKind.CHAT)) == ["one", "two"]
+
+
+async def hang_elsewhere(cluster: Cluster, text: str = "hang please", **message: object) -> None:
+    """Begin a turn at the worker whose model call does not end."""
+    await cluster.script(match="hang please", text="one two three", hang_after=1)
+    await begin_elsewhere(cluster, text, **message)
+
+
+async def ask_elsewhere(cluster: Cluster) -> None:
+    """Begin a turn at the worker that asks for an approval."""
+    call = {"name": "write_file", "arguments": {"path": "list.txt", "content": "flour"}}
+    await cluster.script(match="write it down", last_role="user", tool_calls=[call])
+    await begin_elsewhere(cluster, "write it down")
+
+
+async def restart(cluster: Cluster, nodes: tuple[Gateway, Gateway]) -> None:
+    """Kill both nodes, and start the first one with room."""
+    await delivered(cluster)  # what is killed while it is sent may be seen twice
+    for node in nodes:
+        await node.kill()
+    await nodes[0].start(HERMES_SESSIONS__MAX_TURNS="9")
+    await cluster.converse("and now again?")
 
 
 async def gone(cluster: Cluster, **filters: object) -> None:
@@ -51,8 +71,7 @@ async def said(cluster: Cluster, person: int, text: str, answer: str) -> None:
 
 async def test_stop_ends_a_turn_of_another_node_for_good(cluster: Cluster) -> None:
     nodes = await start_apart(cluster)
-    await cluster.script(match="hang please", text="one two three", hang_after=1)
-    await begin_elsewhere(cluster, "hang please")
+    await hang_elsewhere(cluster)
     asked_at = time.monotonic()
     await cluster.say("/stop")
     assert await cluster.replies(1, match="^Stopped")
@@ -60,11 +79,7 @@ async def test_stop_ends_a_turn_of_another_node_for_good(cluster: Cluster) -> No
     print(f"stopped at another node {time.monotonic() - asked_at:.3f} s after /stop was given")
     await cluster.converse("and now?")
     await nodes[1].wait_for_log("turn.finished")  # it had no more work to do for the turn
-    await delivered(cluster)  # what is killed while it is sent may be seen twice
-    for node in nodes:
-        await node.kill()
-    await nodes[0].start(HERMES_SESSIONS__MAX_TURNS="9")
-    await cluster.converse("and now again?")
+    await restart(cluster, nodes)
     assert cluster.query("SELECT state, restarts FROM turns WHERE chat_id = 2 ORDER BY id") == [
         ("stopped", 0),
         ("finished", 0),
@@ -74,8 +89,7 @@ async def test_stop_ends_a_turn_of_another_node_for_good(cluster: Cluster) -> No
 
 async def test_stop_all_ends_a_turn_of_another_node_and_drops_what_waits_behind_it(cluster: Cluster) -> None:
     await start_apart(cluster)
-    await cluster.script(match="hang please", text="one two three", hang_after=1)
-    await begin_elsewhere(cluster, "hang please")
+    await hang_elsewhere(cluster)
     await cluster.say("wait behind it")
     await cluster.say("and this")
     await cluster.stored(4)
@@ -90,9 +104,7 @@ async def test_stop_all_ends_a_turn_of_another_node_and_drops_what_waits_behind_
 @pytest.mark.parametrize(("line", "told"), [("/approve", "Wrote 5 bytes"), ("/deny we have one", "we have one")])
 async def test_a_question_of_another_node_is_answered(cluster: Cluster, line: str, told: str) -> None:
     _, two = await start_apart(cluster)
-    call = {"name": "write_file", "arguments": {"path": "list.txt", "content": "flour"}}
-    await cluster.script(match="write it down", last_role="user", tool_calls=[call])
-    await begin_elsewhere(cluster, "write it down")
+    await ask_elsewhere(cluster)
     assert await cluster.replies(1, match="May I use")
     assert cluster.query("SELECT state FROM turns WHERE chat_id = 2") == [("waiting",)]
     await cluster.say(line)
@@ -105,9 +117,7 @@ async def test_an_admin_is_asked_and_told_about_a_call_of_another_node(cluster: 
     _, two = await start_apart(cluster, HERMES_TOOLS__APPROVAL__WRITES="ask_admin")
     await cluster.say("/whoami", chat_id=ADMIN)
     assert await cluster.replies(1, match="your role is admin", chat_id=ADMIN)
-    call = {"name": "write_file", "arguments": {"path": "list.txt", "content": "flour"}}
-    await cluster.script(match="write it down", last_role="user", tool_calls=[call])
-    await begin_elsewhere(cluster, "write it down")
+    await ask_elsewhere(cluster)
     assert await cluster.replies(1, match="I have asked the admins")
     assert await cluster.replies(1, match=r"\? For ", chat_id=ADMIN)
     await cluster.say("/approve", chat_id=ADMIN)
@@ -142,8 +152,7 @@ async def test_a_command_comes_in_its_turn_behind_the_work_of_another_node(
 
 async def test_status_tells_of_a_turn_of_another_node(cluster: Cluster) -> None:
     _, two = await start_apart(cluster)
-    await cluster.script(match="hang please", hang=True)
-    await begin_elsewhere(cluster, "hang please")
+    await hang_elsewhere(cluster)
     for _ in range(5):
         before = len(await cluster.replies(0, wait=0))
         await cluster.say("/status")
@@ -176,8 +185,7 @@ async def test_steer_joins_a_turn_of_another_node(cluster: Cluster) -> None:
 
 async def test_a_message_interrupts_a_turn_of_another_node(cluster: Cluster) -> None:
     await start_apart(cluster, HERMES_SESSIONS__BUSY_MODE="interrupt")
-    await cluster.script(match="hang please", text="one two three", hang_after=1)
-    await begin_elsewhere(cluster, "hang please")
+    await hang_elsewhere(cluster)
     await cluster.say("something else")
     await gone(cluster)
     assert await cluster.replies(1, match="something else")
@@ -186,8 +194,7 @@ async def test_a_message_interrupts_a_turn_of_another_node(cluster: Cluster) -> 
 
 async def test_in_a_group_a_bystander_neither_stops_nor_interrupts_a_turn_of_another_node(cluster: Cluster) -> None:
     await start_apart(cluster, HERMES_SESSIONS__BUSY_MODE="interrupt")
-    await cluster.script(match="hang please", text="one two three", hang_after=1)
-    await begin_elsewhere(cluster, "@lab_gateway_bot hang please", **GROUP)
+    await hang_elsewhere(cluster, "@lab_gateway_bot hang please", **GROUP)
     await said(cluster, 43, "/stop", "Only the person who started this turn, or an admin, can stop it")
     await cluster.tg.post("message", {**GROUP, "user_id": 43, "text": "@lab_gateway_bot and me?"})
     await cluster.stored(3)
@@ -198,7 +205,7 @@ async def test_in_a_group_a_bystander_neither_stops_nor_interrupts_a_turn_of_ano
 
 
 async def test_stop_ends_a_compression_of_another_node(cluster: Cluster) -> None:
-    one, two = await start_apart(cluster, **SMALL)
+    nodes = await start_apart(cluster, **SMALL)
     await cluster.converse(*(f"Message {number}: TICKET-{number}. {FILLER}" for number in range(20)))
     await cluster.script(summary=True, hang=True)
     await cluster.say("/compress")
@@ -211,11 +218,7 @@ async def test_stop_ends_a_compression_of_another_node(cluster: Cluster) -> None
     assert await cluster.replies(1, match="what waits behind it")
     await cluster.converse("and now?")
     assert cluster.query(LAYERS) == []
-    await delivered(cluster)
-    for node in (one, two):
-        await node.kill()
-    await one.start(HERMES_SESSIONS__MAX_TURNS="9")
-    await cluster.converse("and now again?")
+    await restart(cluster, nodes)
     assert len(await cluster.asked(0, wait=0, summary="true")) == 1
 
 

@@ -1,5 +1,3 @@
-"""Helpers for tests of the store."""
-
 import asyncio
 import contextlib
 import os
@@ -7,13 +5,16 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from hermes_state.store.sql import Connection
+from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
+from hermes_state.store.sql import Connection, save_note
 from hermes_state.store.writer import Store
 
+S = TypeVar("S", bound=Store)
 ROOT = Path(__file__).parents[2]
 
 
@@ -85,11 +86,61 @@ async def one_batch(store: Store) -> AsyncIterator[None]:
         await holding
 
 
+async def in_one_batch(store: Store, *writes: Callable[[Connection], object]) -> list[object]:
+    """Store `writes` in one batch. Return the result or the error of each."""
+    async with one_batch(store):
+        tasks = [asyncio.ensure_future(store.write(write)) for write in writes]
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def noting(key: str, value: str = "") -> Callable[[Connection], None]:
+    """Return a write that stores a note."""
+    return lambda db: save_note(db, key, value)
+
+
+def connected_nowhere(db: Connection) -> None:
+    """Store a row whose reference is checked only at the commit, and rejected then."""
+    db.execute(
+        "INSERT INTO chats (platform, account, chat_ref, kind, active_session_id, created_at, updated_at)"
+        " VALUES ('local', 'local', 'a', 'local', 99, 0, 0)"
+    )
+
+
+@asynccontextmanager
+async def closed_after(opening: Awaitable[S]) -> AsyncIterator[S]:
+    """Open a store for the block, and close it at the end."""
+    store = await opening
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a plain connection, like any other program."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         yield db
+
+
+@contextmanager
+def opened_as_ours(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a writer's connection without migrating."""
+    with opened(path) as db:
+        register_functions(db)
+        prepare_writer(db, path, "FULL", 1.0)
+        yield db
+
+
+def check_index(store: Store) -> Awaitable[object]:
+    """Let SQLite compare the search index with the messages. Raises its error if they differ."""
+    check = "INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)"
+    return store.write(lambda db: db.execute(check))
+
+
+def execute(store: Store, sql: str, *parameters: object) -> Awaitable[object]:
+    """Run one statement as a write."""
+    return store.write(lambda db: db.execute(sql, parameters))
 
 
 def file_states(folder: Path) -> dict[str, tuple[bytes, int, int]]:

@@ -4,18 +4,20 @@ import contextlib
 import itertools
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hermes_state import inbox, journal
+from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.journal import ModelAnswer
 from hermes_state.store.sql import Connection, scalar
 from hermes_state.tool_runs import ToolResult, ToolRunState
-from hermes_state.transcripts import load_view
+from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     CanonicalUsage,
@@ -26,8 +28,10 @@ from hermes_state.values import (
     LineageId,
     Message,
     MessageId,
+    MessageRole,
     Millis,
     ModelCall,
+    Origin,
     Quote,
     SessionId,
     ToolCall,
@@ -46,6 +50,7 @@ CALL = ModelCall(
     usage=CanonicalUsage(input=10, output=5, cache_read=3, cache_write=2, reasoning=1),
     took_ms=7,
 )
+HANDOFF = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff")
 LONG_CALL_ID = "call_" + random.Random(5).randbytes(3_000).hex()
 """Call id like some providers create: longer than an index allows, even compressed."""
 _numbers = itertools.count(1)
@@ -63,6 +68,21 @@ def migrated() -> Iterator[Connection]:
         migrate(db, Path("memory.db"))
         db.execute("PRAGMA foreign_keys = ON")
         yield db
+
+
+@contextlib.contextmanager
+def query_plans(db: sqlite3.Connection, is_meant: Callable[[str], bool]) -> Iterator[list[str]]:
+    """Collect SQLite's plans for the statements of the block that are meant."""
+    plans: list[str] = []
+
+    def explain(query: str) -> None:
+        if is_meant(query):
+            plans.append("; ".join(row[3] for row in other.execute(f"EXPLAIN QUERY PLAN {query}").fetchall()))
+
+    with migrated() as other:
+        db.set_trace_callback(explain)
+        yield plans
+        db.set_trace_callback(None)
 
 
 def key_of(chat_ref: str = "42", **changes: str) -> ChatKey:
@@ -140,6 +160,29 @@ def exchange(db: Connection, chat_id: ChatId, question: str, answer: str, *, at:
     return turn
 
 
+def talk(db: Connection, chat_id: ChatId, *questions: str) -> LineageId:
+    """Run a turn for each of `questions`: q1 is answered with a1."""
+    return [exchange(db, chat_id, question, question.replace("q", "a")) for question in questions][-1].lineage_id
+
+
+def split_plan(
+    db: Connection, lineage_id: LineageId, handoff: str = "handoff", head: int = 0, keep: int = 0
+) -> SplitPlan:
+    """Plan a compression of the current view: `head` rows, the handoff, the last `keep` rows."""
+    view = load_view(db, lineage_id)
+    ids = [row.id for row in view.transcript]
+    new = replace(HANDOFF, text=handoff)
+    context = (*ids[:head], new, *(ids[-keep:] if keep else []))
+    return SplitPlan(parent=view.session, context=context, row=CompressionRow(layer="manual"))
+
+
+def compress(
+    db: Connection, lineage_id: LineageId, handoff: str = "handoff", head: int = 0, keep: int = 0
+) -> SessionId:
+    """Compress a conversation as in `split_plan`, and return the child."""
+    return split(db, split_plan(db, lineage_id, handoff, head, keep), START)
+
+
 def call_tools(db: Connection, turn: RunningTurn, *ids: str, text: str = "") -> Message:
     """Let the model answer with one call per id. No call begins."""
     calls = tuple(ToolCall(id=one, name="look", arguments="{}") for one in ids)
@@ -171,12 +214,7 @@ def states(db: Connection, chat_id: ChatId) -> list[str]:
 
 
 def replace_row(
-    db: Connection,
-    session_id: SessionId,
-    message_id: MessageId,
-    replacement_id: MessageId,
-    reason: str,
-    now: Millis,
+    db: Connection, session_id: SessionId, message_id: MessageId, replacement_id: MessageId, reason: str, now: Millis
 ) -> None:
     """Replace `message_id` with `replacement_id` in the view, as in databases of every version."""
     db.execute(

@@ -47,18 +47,15 @@ async def test_work_runs_until_it_ends_or_the_event_is_set() -> None:
         finally:
             cut.set()
 
-    assert await run_until(stop, short())
-    assert done.is_set()
-    assert not await run_until(stop, endless())
-    assert cut.is_set()
-
-
-async def test_errors_of_the_work_are_raised() -> None:
     async def broken() -> None:
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
-        await run_until(asyncio.Event(), broken())
+        await run_until(stop, broken())
+    assert await run_until(stop, short())
+    assert done.is_set()
+    assert not await run_until(stop, endless())
+    assert cut.is_set()
 
 
 async def test_tracked_tasks_are_referenced_until_done() -> None:
@@ -72,26 +69,22 @@ async def test_tracked_tasks_are_referenced_until_done() -> None:
     assert never.cancelled()
 
 
-async def test_a_foreign_cancellation_becomes_an_error() -> None:
+async def test_only_a_foreign_cancellation_becomes_an_error() -> None:
     future = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(future.cancel)
-    with pytest.raises(CancelledElsewhereError), own_cancellation():
-        await future
-
-
-async def test_a_cancellation_of_the_task_itself_passes() -> None:
-    begun = asyncio.Event()
 
     async def work() -> None:
         with own_cancellation():
-            begun.set()
-            await asyncio.Event().wait()
+            await future
 
     task = asyncio.create_task(work())
-    await begun.wait()
+    await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.cancel)
+    with pytest.raises(CancelledElsewhereError):
+        await work()
 
 
 @pytest.mark.parametrize(("at_once", "rounds"), [(5, 1), (2, 3), (1, 5)])
@@ -132,13 +125,10 @@ async def test_a_holder_gets_at_most_as_many_slots_as_stay_free() -> None:
         assert taken == ["first"] * 4 + ["second"] * 2 + ["third"] + ["fourth"]
         end.set()
     assert taken.count("first") == taken.count("second") == taken.count("third") == 20
-
-
-async def test_a_slot_is_free_again_after_an_error() -> None:
-    slots = FairSlots(1)
-    for _ in range(3):
+    one = FairSlots(1)
+    for _ in range(3):  # a slot is free again after an error
         with pytest.raises(ValueError, match="broken"):
-            async with slots.taken_by("one"):
+            async with one.taken_by("one"):
                 raise ValueError("broken")
 
 

@@ -1,12 +1,10 @@
-"""Parts of configured credentials that are secrets, and the encodings in which a secret is recognised."""
-
 import time
 from base64 import b64encode, urlsafe_b64encode
 from urllib.parse import quote
 
 import pytest
 
-from hermes_state.redaction import MARK, Redactor, redact, secret_parts
+from hermes_state.redaction import MARK, Redactor, secret_parts
 
 TOKEN = "hbr7Qm2xLd9vTz4K"  # matches no known shape, so only the configuration reveals it
 LOGIN = f"harbour:{TOKEN}"
@@ -102,8 +100,6 @@ def test_words_next_to_a_credential_are_not_secrets(value: str) -> None:
     assert set(secret_parts(value)) <= {"dXNlcjpwYXNz", "user:pass"}
 
 
-# ---- secrets in outgoing addresses
-
 HALF = len(TOKEN) // 2
 _ALIGNED = [b64encode(("x" * shift + TOKEN + "yz").encode()).decode() for shift in range(3)]
 
@@ -140,8 +136,8 @@ def test_encoded_secrets_are_detected(address: str, configured: str) -> None:
 
 
 def test_ordinary_addresses_contain_no_secret() -> None:
-    token = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJib2F0cyJ9.dozjgNryP4J3jVmNHl0w5NXgL0n3I9Pq"
-    another = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJib2F0cyJ9.Kq9ZkT1uV7wX3yB5cD8eF0gH2iJ4lM6n"
+    head = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJib2F0cyJ9"
+    token, another = f"{head}.dozjgNryP4J3jVmNHl0w5NXgL0n3I9Pq", f"{head}.Kq9ZkT1uV7wX3yB5cD8eF0gH2iJ4lM6n"
     configured = [
         TOKEN,
         "sk-ant-api03-" + "Ab1" * 30,
@@ -164,19 +160,12 @@ def test_ordinary_addresses_contain_no_secret() -> None:
     assert redactor.would_leak("https://evil.example/correct/horse/battery?staple")
 
 
-def test_a_long_address_is_checked_quickly() -> None:
-    redactor = Redactor([f"Bearer {TOKEN}{number:04}" for number in range(50)])
-    started = time.process_time()
-    for text in ("https://example.org/" + "h/b/r/7/" * 500, TOKEN[:11] * 400, "%25" * 1_500):
-        assert not redactor.would_leak(text)
-    assert time.process_time() - started < 2
-
-
-def test_parts_do_not_slow_down_a_redactor() -> None:
+def test_many_parts_and_long_addresses_are_checked_quickly() -> None:
     values = [f"https://ann:{TOKEN}{number:04}@mcp.example.org/sse?key={TOKEN}" for number in range(50)]
     Redactor(values)
     started = time.process_time()
     for _ in range(20):
-        Redactor(values)
-    assert time.process_time() - started < 1
-    assert redact("words") == "words"
+        redactor = Redactor(values)
+    for text in ("https://example.org/" + "h/b/r/7/" * 500, TOKEN[:11] * 400, "%25" * 1_500):
+        assert not redactor.would_leak(text)
+    assert time.process_time() - started < 3

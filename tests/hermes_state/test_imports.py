@@ -1,5 +1,3 @@
-"""Blocked imports, and packages whose `__init__` runs only when needed."""
-
 import importlib
 import sys
 import threading

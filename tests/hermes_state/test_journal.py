@@ -1,17 +1,28 @@
 import sqlite3
+from collections.abc import Callable
 
 import pytest
 
 from hermes_state import inbox, journal, outbox
-from hermes_state.inbox import InboxKind, InboxMode, InboxState
+from hermes_state.inbox import InboxKind, InboxMode
 from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage
 from hermes_state.outbox import OutboxKind, OutboxState, RenderedReply, Reply, take_account
-from hermes_state.sessions import choose_effort, choose_model, load_active, load_session, load_tip
-from hermes_state.store.sql import scalar
+from hermes_state.sessions import choose_effort, choose_model, load_active, load_tip
+from hermes_state.store.sql import Connection, scalar
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.tools.subagents import open_subagent
 from hermes_state.transcripts import load_messages, load_view
-from hermes_state.turns import RunningTurn, TurnMoved, find_open_turn, find_turn, note_preview, require_running
+from hermes_state.turns import (
+    RunningTurn,
+    TurnMoved,
+    find_open_turn,
+    find_turn,
+    load_previews,
+    note_preview,
+    remove_preview,
+    require_running,
+    store_preview,
+)
 from hermes_state.values import (
     AttachmentId,
     ChatKind,
@@ -24,6 +35,7 @@ from hermes_state.values import (
     OutboundPart,
     Quote,
     ToolCall,
+    TurnId,
 )
 from tests.databases import REJECTED
 from tests.hermes_state.rows import (
@@ -45,12 +57,11 @@ from tests.hermes_state.rows import (
     states,
 )
 
-# ---- starting
-
 
 def test_a_turn_binds_its_rows_and_stores_one_human_row_each(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
-    turn = start(db, chat, "one", "two")
+    ids = [receive(db, chat, "one", ref="777"), receive(db, chat, "two")]
+    turn = journal.start_turn(db, chat, ids, {}, START)
     said = load_messages(db, turn.lineage_id, 10)
     assert [(row.text, row.role, row.origin, row.sender_ref) for row in said] == [
         ("one", MessageRole.USER, Origin.HUMAN, ANN),
@@ -58,6 +69,17 @@ def test_a_turn_binds_its_rows_and_stores_one_human_row_each(db: sqlite3.Connect
     ]
     assert all(row.turn_id == turn.id for row in said)
     assert states(db, chat) == ["claimed", "claimed"]
+    assert ("777", said[0].id) in db.execute("SELECT ref, message_id FROM platform_messages").fetchall()
+    with pytest.raises(REJECTED):
+        start(db, chat, "a second open turn")
+
+
+def test_a_row_starts_one_turn_only(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    row = receive(db, chat, "once")
+    finish(db, journal.start_turn(db, chat, [row], {}, START), "done")
+    with pytest.raises(InboxMoved):
+        journal.start_turn(db, chat, [row], {}, START)
 
 
 def test_a_message_to_an_idle_chat_is_stored_with_its_turn(db: sqlite3.Connection) -> None:
@@ -89,22 +111,6 @@ def test_a_withdrawn_row_prevents_the_turn(db: sqlite3.Connection) -> None:
     assert load_active(db, chat) is None
 
 
-def test_a_row_starts_one_turn_only(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    row = receive(db, chat, "once")
-    turn = journal.start_turn(db, chat, [row], {}, START)
-    finish(db, turn, "done")
-    with pytest.raises(InboxMoved):
-        journal.start_turn(db, chat, [row], {}, START)
-
-
-def test_a_chat_has_one_open_turn(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    start(db, chat, "one")
-    with pytest.raises(REJECTED):
-        start(db, chat, "two")
-
-
 def test_the_turn_starter_is_the_asker_not_an_earlier_editor(db: sqlite3.Connection) -> None:
     chat = make_chat(db, kind=ChatKind.GROUP)
     notice = receive(db, chat, "(changed)", kind=InboxKind.NOTICE, sender=BOB)
@@ -117,24 +123,13 @@ def test_the_turn_starter_is_the_asker_not_an_earlier_editor(db: sqlite3.Connect
 def test_prepared_attachments_are_stored_with_the_row(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     row = receive(db, chat, "look at this")
-    db.execute(
-        "INSERT INTO attachments VALUES (5, ?, NULL, 'a', 'a', 'a', NULL, 1, 0)",
-        (chat,),
-    )
+    db.execute("INSERT INTO attachments VALUES (5, ?, NULL, 'a', 'a', 'a', NULL, 1, 0)", (chat,))
     body = MessageBody(documents=(Document(name="a.txt", text="words"),))
     prepared = {row: PreparedMessage(body=body, attachment_ids=(AttachmentId(5),))}
     turn = journal.start_turn(db, chat, [row], prepared, START)
     [message] = load_messages(db, turn.lineage_id, 5)
     assert message.body == body
     assert db.execute("SELECT message_id FROM attachments").fetchone() == (message.id,)
-
-
-def test_a_message_is_found_by_its_platform_id(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    row = receive(db, chat, "here", ref="777")
-    turn = journal.start_turn(db, chat, [row], {}, START)
-    [message] = load_messages(db, turn.lineage_id, 5)
-    assert db.execute("SELECT ref, message_id FROM platform_messages").fetchall() == [("777", message.id)]
 
 
 def test_a_quote_of_the_newest_answer_is_not_repeated(db: sqlite3.Connection) -> None:
@@ -151,21 +146,21 @@ def test_a_quote_of_the_newest_answer_is_not_repeated(db: sqlite3.Connection) ->
     assert [row.body.quote for row in rows] == [quotes[0], None, quotes[2]]
 
 
-# ---- steering
-
-
 def test_a_steer_joins_after_the_last_result(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
+    chat = make_chat(db, kind=ChatKind.GROUP)
     turn = start(db, chat, "go")
     asked = call_tools(db, turn, "a")
-    receive(db, chat, "also this", mode=InboxMode.STEER, at=START + 1)
+    receive(db, chat, "also this", mode=InboxMode.STEER, ref="r-steer", ticket="t-steer", at=START + 1)
     receive(db, chat, "later", at=START + 2)
     answer_call(db, turn, asked, "a")
     assert journal.join_steers(db, turn, START) == 1
     assert seen(db, turn.lineage_id) == ["go", "", "found", "also this"]
     assert states(db, chat) == ["claimed", "claimed", "new"]
+    note_preview(db, turn, "p9")
     finish(db, turn, "done")
     assert states(db, chat) == ["done", "done", "new"]
+    [row] = outbox.load_open(db, chat)
+    assert (row.reply_to, row.ticket, row.replaces) == ("r-steer", "t-steer", "p9"), "of the steer"
 
 
 def test_a_late_steer_waits_for_the_next_turn(db: sqlite3.Connection) -> None:
@@ -181,28 +176,49 @@ def test_a_late_steer_waits_for_the_next_turn(db: sqlite3.Connection) -> None:
     assert [row.payload.text for row in inbox.load_waiting(db, chat)] == ["ann steers"]
 
 
-# ---- steps
+STEPS: dict[str, Callable[[sqlite3.Connection, RunningTurn, Message], object]] = {
+    "append calls": lambda db, turn, asked: call_tools(db, turn, "c"),
+    "start tools": lambda db, turn, asked: journal.start_tools(db, turn, asked.id, asked.body.calls, START),
+    "finish a tool": lambda db, turn, asked: answer_call(db, turn, asked, "a"),
+    "join steers": lambda db, turn, asked: journal.join_steers(db, turn, START),
+    "pause": lambda db, turn, asked: journal.pause_turn(db, turn),
+    "open a sub-agent": lambda db, turn, asked: open_subagent(db, turn, asked.id, "a", "count", START),
+    "finish": lambda db, turn, asked: finish(db, turn, "late"),
+    "take up": lambda db, turn, asked: journal.take_up(db, turn, True),
+}
 
 
-def test_a_step_of_a_closed_turn_is_refused(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    turn = start(db, chat, "go")
-    asked = call_tools(db, turn, "a")
-    assert journal.stop_turn(db, turn, "", "stopped", START, notice="(stopped)")
-    said = load_messages(db, turn.lineage_id, 20)
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("is_taken_up", [False, True], ids=["closed", "taken up"])
+def test_a_step_of_a_closed_or_taken_up_turn_is_refused(
+    db: sqlite3.Connection, step: Callable[[sqlite3.Connection, RunningTurn, Message], object], is_taken_up: bool
+) -> None:
+    turn = start(db, make_chat(db, kind=ChatKind.GROUP), "go")
+    asked = call_tools(db, turn, "a", "b")
+    receive(db, turn.chat_id, "also this", mode=InboxMode.STEER)
+    if is_taken_up:
+        taken = journal.take_up(db, turn, True)
+        assert (turn.epoch, taken.epoch) == (1, 2)
+    else:
+        assert journal.stop_turn(db, turn, "", "stopped", START, notice="(stopped)")
+    before = stored(db)
     with pytest.raises(TurnMoved):
-        call_tools(db, turn, "b")
-    with pytest.raises(TurnMoved):
-        journal.start_tools(db, turn, asked.id, asked.body.calls, START)
-    with pytest.raises(TurnMoved):
-        answer_call(db, turn, asked, "a")
-    with pytest.raises(TurnMoved):
-        journal.join_steers(db, turn, START)
-    with pytest.raises(TurnMoved):
-        finish(db, turn, "late")
-    with pytest.raises(TurnMoved):
-        journal.take_up(db, turn, True)
-    assert load_messages(db, turn.lineage_id, 20) == said
+        step(db, turn, asked)
+    assert not journal.stop_turn(db, turn, "so far", "stopped", START, notice="(stopped)")
+    assert not journal.fail_turn(db, turn, "ModelTimeout", "It took too long.", START)
+    assert stored(db) == before
+    if is_taken_up:
+        note_preview(db, turn, "p1")
+        assert stored(db) == before
+        assert require_running(db, taken) == taken
+        answer_call(db, taken, asked, "a")
+        assert journal.join_steers(db, taken, START) == 1
+
+
+def stored(db: sqlite3.Connection) -> list[list[tuple[object, ...]]]:
+    """Return all rows that the steps of a turn write."""
+    tables = ("turns", "inbox", "messages", "tool_runs", "model_calls", "outbox", "sessions")
+    return [db.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() for table in tables]
 
 
 @pytest.mark.parametrize("call_id", ["a", LONG_CALL_ID])
@@ -216,21 +232,14 @@ def test_beginning_a_call_twice_keeps_its_first_row(db: sqlite3.Connection, call
     assert load_tool_runs(db, asked.id) == {call_id: ToolRunState.DONE, "b": ToolRunState.STARTED}
 
 
-def test_reported_tokens_cover_the_rows_before_the_answer(db: sqlite3.Connection) -> None:
+def test_reported_tokens_cover_the_rows_before_the_answer_and_the_last_report_stays(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "one", "two")
     finish(db, turn, "answer", tokens=321)
-    session = load_tip(db, turn.lineage_id)
-    assert (session.reported_prompt_tokens, session.reported_at_seq) == (321, 2)
-
-
-def test_an_answer_without_a_report_keeps_the_last_one(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    exchange(db, chat, "q", "a")
     turn = start(db, chat, "q2")
     journal.finish_turn(db, turn, ModelAnswer(text="a2", call=CALL, reported_prompt_tokens=None), START)
     session = load_tip(db, turn.lineage_id)
-    assert (session.reported_prompt_tokens, session.reported_at_seq) == (100, 1)
+    assert (session.reported_prompt_tokens, session.reported_at_seq) == (321, 2)
 
 
 def test_every_call_is_in_the_ledger_and_in_the_totals(db: sqlite3.Connection) -> None:
@@ -246,37 +255,25 @@ def test_every_call_is_in_the_ledger_and_in_the_totals(db: sqlite3.Connection) -
     assert db.execute(totals).fetchone() == (20, 10, 6, 4, 2)
 
 
-# ---- ending
-
-
-def test_finishing_stores_the_answer_settles_the_inbox_and_enqueues_the_reply(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    turn = start(db, chat, "one", "two")
+@pytest.mark.parametrize("kind", [ChatKind.DIRECT, ChatKind.GROUP])
+def test_finishing_stores_the_answer_settles_the_inbox_and_enqueues_the_reply(
+    db: sqlite3.Connection, kind: ChatKind
+) -> None:
+    chat = make_chat(db, kind=kind)
+    ids = [receive(db, chat, "one"), receive(db, chat, "two", ref="r2", ticket="t1")]
+    turn = journal.start_turn(db, chat, ids, {}, START)
+    note_preview(db, turn, "p9")
     message_id = finish(db, turn, "the answer")
     assert states(db, chat) == ["done", "done"]
     assert db.execute("SELECT DISTINCT payload FROM inbox").fetchall() == [("",)]
-    assert db.execute("SELECT kind, dedupe_key, message_id, turn_id FROM outbox").fetchall() == [
-        ("final", f"turn:{turn.id}", message_id, turn.id)
-    ]
+    query = "SELECT kind, dedupe_key, message_id, turn_id, replaces, ticket, reply_to FROM outbox"
+    reply_to = "r2" if kind is ChatKind.GROUP else None
+    sent = [("final", f"turn:{turn.id}", message_id, turn.id, "p9", "t1", reply_to)]
+    assert db.execute(query).fetchall() == sent
+    assert not journal.stop_turn(db, turn, "partial", "stopped", START, notice="(stopped)")
+    assert not journal.fail_turn(db, turn, "error", "Sorry.", START)
+    assert db.execute(query).fetchall() == sent
     assert find_open_turn(db, chat) is None
-
-
-def test_only_a_shared_chat_gets_its_answer_as_a_reply(db: sqlite3.Connection) -> None:
-    direct, group = make_chat(db, "1"), make_chat(db, "2", ChatKind.GROUP)
-    exchange(db, direct, "q", "a")
-    exchange(db, group, "q", "a")
-    refs = dict(db.execute("SELECT chat_id, reply_to FROM outbox").fetchall())
-    assert refs[direct] is None
-    assert refs[group] is not None
-
-
-def test_the_answer_replaces_the_preview_and_uses_the_ticket(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    row = receive(db, chat, "q", ticket="t1")
-    turn = journal.start_turn(db, chat, [row], {}, START)
-    note_preview(db, turn, "p9")
-    finish(db, turn, "a")
-    assert db.execute("SELECT replaces, ticket FROM outbox").fetchone() == ("p9", "t1")
 
 
 def test_stopping_keeps_the_partial_answer_and_answers_open_calls(db: sqlite3.Connection) -> None:
@@ -303,39 +300,26 @@ def test_stopping_keeps_the_partial_answer_and_answers_open_calls(db: sqlite3.Co
 
 
 @pytest.mark.parametrize(
-    ("preview", "kept"), [("so far I", "so far I"), ("Let me", None), ("Let me look.\n", None), (None, None)]
+    ("is_stored", "preview", "kept"),
+    [
+        *((True, "so far I", "so far I"), (True, "Let me", None), (True, "Let me look.\n", None), (True, None, None)),
+        *((False, "so far I", "so far I"), (False, "Let me look. ", None)),
+    ],
 )
-def test_a_turn_stopped_by_another_node_keeps_its_last_preview(
-    db: sqlite3.Connection, preview: str | None, kept: str | None
+def test_a_stopped_turn_keeps_its_last_preview_unless_it_repeats_the_last_step(
+    db: sqlite3.Connection, is_stored: bool, preview: str | None, kept: str | None
 ) -> None:
-    chat = make_chat(db)
-    turn = start(db, chat, "go")
-    call_tools(db, turn, "a", text="Let me look.")
-    if preview is not None:
-        db.execute("INSERT INTO previews VALUES (?, ?, ?)", (turn.id, preview, START))
-    assert journal.stop_turn(db, turn, None, "stopped", START, notice="(stopped)")
-    newest = load_view(db, turn.lineage_id).transcript[-1]
-    assert (newest.text if newest.body.was_interrupted else None) == kept
-    assert len(replies(db, chat)) == (kept is not None)
-
-
-def test_stopping_during_a_tool_does_not_repeat_the_last_step(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    turn = start(db, chat, "go")
+    """Another node stores the preview, and the turn's own node knows it."""
+    turn = start(db, make_chat(db), "go")
     call_tools(db, turn, "a", text="Let me look.")
     note_preview(db, turn, "p1")
-    assert journal.stop_turn(db, turn, "Let me look. ", "stopped", START, notice="(stopped)")
-    assert seen(db, turn.lineage_id) == ["go", "Let me look.", "stopped"]
-    assert [kind for kind, _ in replies(db, chat)] == ["status"]
-
-
-def test_an_ended_turn_cannot_be_stopped_or_fail(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    turn = exchange(db, chat, "q", "a")
-    assert not journal.stop_turn(db, turn, "partial", "stopped", START, notice="(stopped)")
-    assert not journal.fail_turn(db, turn, "error", "Sorry.", START)
-    assert seen(db, turn.lineage_id) == ["q", "a"]
-    assert len(replies(db, chat)) == 1
+    if is_stored and preview is not None:
+        db.execute("INSERT INTO previews VALUES (?, ?, ?)", (turn.id, preview, START))
+    assert journal.stop_turn(db, turn, None if is_stored else preview or "", "stopped", START, notice="(stopped)")
+    assert seen(db, turn.lineage_id) == ["go", "Let me look.", "stopped", *filter(None, [kept])]
+    newest = load_view(db, turn.lineage_id).transcript[-1]
+    assert newest.body.was_interrupted == (kept is not None)
+    assert [kind for kind, _ in replies(db, turn.chat_id)] == ["final" if kept else "status"]
 
 
 def test_failing_leaves_a_valid_transcript_and_one_sentence(db: sqlite3.Connection) -> None:
@@ -359,90 +343,22 @@ def test_a_preview_noted_after_the_stop_is_still_replaced(db: sqlite3.Connection
     assert db.execute("SELECT replaces FROM outbox").fetchall() == [("p1",)]
 
 
-# ---- resuming
-
-
-def test_only_restarts_are_counted(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    turn = start(db, chat, "go")
-    turn = journal.take_up(db, turn, False)
-    assert turn.restarts == 0
-    assert journal.take_up(db, turn, True).restarts == 1
-    found = find_open_turn(db, chat)
-    assert found is not None
-    assert found.restarts == 1
-
-
-@pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
-def test_taking_up_a_turn_left_in_order_is_not_a_restart(db: sqlite3.Connection, is_first: bool) -> None:
+@pytest.mark.parametrize("left", ["before", "after", "never"])
+def test_taking_up_a_turn_left_in_order_is_not_a_restart(db: sqlite3.Connection, left: str) -> None:
     """In either order: a disconnected owner may report it only after the turn has a new owner."""
-    turn = start(db, make_chat(db), "go")
-    if is_first:
+    turn = journal.take_up(db, start(db, make_chat(db), "go"), False)
+    assert turn.restarts == 0
+    if left == "before":
         journal.let_go(db, [turn.id])
     taken = journal.take_up(db, turn, True)
-    if not is_first:
+    if left == "after":
         journal.let_go(db, [turn.id])
-    assert require_running(db, taken).restarts == 0
+    found = require_running(db, taken)
+    assert found == find_open_turn(db, turn.chat_id)
+    assert found.restarts == (left == "never")
     finish(db, taken, "done")
     journal.let_go(db, [turn.id])
-    assert db.execute("SELECT state, restarts FROM turns").fetchall() == [("finished", 0)]
-
-
-# ---- fencing
-
-
-def taken_up(db: sqlite3.Connection) -> tuple[RunningTurn, RunningTurn, Message]:
-    """Return a turn as its first owner and as its second owner have it, and an answer with two calls."""
-    turn = start(db, make_chat(db, kind=ChatKind.GROUP), "go")
-    asked = call_tools(db, turn, "a", "b")
-    return turn, journal.take_up(db, turn, True), asked
-
-
-def stored(db: sqlite3.Connection) -> list[list[tuple[object, ...]]]:
-    """Return all rows that the steps of a turn write."""
-    tables = ("turns", "inbox", "messages", "tool_runs", "model_calls", "outbox", "sessions")
-    return [db.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() for table in tables]
-
-
-def test_only_the_answer_of_the_current_epoch_is_stored(db: sqlite3.Connection) -> None:
-    old, new, _ = taken_up(db)
-    assert (old.epoch, new.epoch) == (1, 2)
-    with pytest.raises(TurnMoved):
-        finish(db, old, "late")
-    finish(db, new, "mine")
-    [(_, payload)] = replies(db, old.chat_id)
-    assert "mine" in payload
-
-
-def test_no_step_of_an_older_epoch_is_stored(db: sqlite3.Connection) -> None:
-    old, new, asked = taken_up(db)
-    receive(db, old.chat_id, "also this", mode=InboxMode.STEER)
-    before = stored(db)
-    for step in (
-        lambda: call_tools(db, old, "c"),
-        lambda: journal.start_tools(db, old, asked.id, asked.body.calls, START),
-        lambda: answer_call(db, old, asked, "a"),
-        lambda: journal.join_steers(db, old, START),
-        lambda: journal.pause_turn(db, old),
-        lambda: open_subagent(db, old, asked.id, "a", "count", START),
-        lambda: journal.take_up(db, old),
-    ):
-        with pytest.raises(TurnMoved):
-            step()
-    note_preview(db, old, "p1")
-    assert not journal.stop_turn(db, old, "so far", "stopped", START, notice="(stopped)")
-    assert not journal.fail_turn(db, old, "ModelTimeout", "It took too long.", START)
-    assert stored(db) == before
-    answer_call(db, new, asked, "a")
-    assert journal.join_steers(db, new, START) == 1
-
-
-def test_only_one_of_two_owners_takes_up_a_turn(db: sqlite3.Connection) -> None:
-    turn = start(db, make_chat(db), "go")
-    taken = journal.take_up(db, turn)
-    with pytest.raises(TurnMoved):
-        journal.take_up(db, turn)
-    assert require_running(db, taken) == taken
+    assert db.execute("SELECT state, restarts FROM turns").fetchall() == [("finished", int(left == "never"))]
 
 
 def test_a_retry_binds_its_command_and_settles_it_with_the_answer(db: sqlite3.Connection) -> None:
@@ -459,36 +375,13 @@ def test_a_retry_binds_its_command_and_settles_it_with_the_answer(db: sqlite3.Co
 
 
 def test_a_refused_call_gets_its_own_run(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    turn = start(db, chat, "go")
+    turn = start(db, make_chat(db), "go")
     asked = call_tools(db, turn, "a")
-    refused = ToolResult(
-        call_message_id=asked.id,
-        call=ToolCall(id="a", name="nothing", arguments="{}"),
-        text="no such tool",
-        state=ToolRunState.FAILED,
-    )
+    call = ToolCall(id="a", name="nothing", arguments="{}")
+    refused = ToolResult(call_message_id=asked.id, call=call, text="no such tool", state=ToolRunState.FAILED)
     row = journal.finish_tool(db, turn, refused, START)
     assert (row.role, row.tool_call_id, row.text) == (MessageRole.TOOL, "a", "no such tool")
     assert load_tool_runs(db, asked.id) == {"a": ToolRunState.FAILED}
-
-
-def test_a_message_after_the_conversation_ended_starts_a_new_one(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    first = exchange(db, chat, "q", "a")
-    db.execute("UPDATE sessions SET ended_at = started_at, end_reason = 'expired'")
-    second = start(db, chat, "hello again")
-    assert second.lineage_id != first.lineage_id
-    assert load_session(db, load_tip(db, first.lineage_id).id).end_reason == "expired"
-
-
-def test_settling_twice_changes_nothing(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    row = receive(db, chat, "q")
-    assert inbox.settle(db, row, InboxState.DROPPED, START)
-    before = db.execute("SELECT * FROM inbox").fetchall()
-    assert not inbox.settle(db, row, InboxState.DONE, Millis(START + 5))
-    assert db.execute("SELECT * FROM inbox").fetchall() == before
 
 
 @pytest.mark.parametrize("kind", [ChatKind.DIRECT, ChatKind.GROUP])
@@ -506,13 +399,18 @@ def test_a_started_turn_is_found(db: sqlite3.Connection, kind: ChatKind) -> None
     assert (turn.ticket, turn.chosen_model, turn.reasoning_effort) == ("t2", "other", "high")
 
 
-def test_an_answer_sent_at_once_is_committed_as_sending(db: sqlite3.Connection) -> None:
+@pytest.mark.parametrize("is_first", [True, False], ids=["at once", "after an earlier reply"])
+def test_an_answer_sent_at_once_waits_only_for_earlier_replies(db: sqlite3.Connection, is_first: bool) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "q")
     answer = ModelAnswer(text="a", call=CALL, reported_prompt_tokens=None)
     parts = [OutboundPart(text=text, plain=text) for text in ("a1", "a2")]
-    claim, _ = take_account(db, "telegram")
-    rendered = RenderedReply(parts=parts, ownership=claim)
+    rendered = RenderedReply(parts=parts, ownership=take_account(db, "telegram")[0])
+    if not is_first:
+        outbox.enqueue(db, Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown="first", dedupe_key="k"), START)
+        assert journal.finish_turn(db, turn, answer, START, rendered)[1] is None
+        assert [row.state for row in outbox.load_open(db, chat)] == [OutboxState.PENDING] * 2
+        return
     _, first = journal.finish_turn(db, turn, answer, START, rendered)
     assert first is not None
     assert (first.rendered, first.attempts, first.first_tried_at) == (parts[0], 1, START)
@@ -521,23 +419,50 @@ def test_an_answer_sent_at_once_is_committed_as_sending(db: sqlite3.Connection) 
     assert outbox.mark_sent(db, first.id, "p1", START), "the second part is owed"
 
 
-def test_an_answer_waits_for_earlier_replies_to_the_chat(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    turn = start(db, chat, "q")
-    outbox.enqueue(db, Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown="first", dedupe_key="k"), START)
-    answer = ModelAnswer(text="a", call=CALL, reported_prompt_tokens=None)
-    claim, _ = take_account(db, "telegram")
-    rendered = RenderedReply(parts=[OutboundPart(text="a", plain="a")], ownership=claim)
-    assert journal.finish_turn(db, turn, answer, START, rendered)[1] is None
-    assert [row.state for row in outbox.load_open(db, chat)] == [OutboxState.PENDING] * 2
+def texts(db: Connection, turn: RunningTurn) -> list[str]:
+    return [one.text for one in load_previews(db, [turn.id], {})]
 
 
-def test_finishing_uses_facts_that_changed_during_the_turn(db: sqlite3.Connection) -> None:
-    chat = make_chat(db, kind=ChatKind.GROUP)
-    turn = start(db, chat, "q")
-    receive(db, chat, "and this", mode=InboxMode.STEER, ref="r-steer", ticket="t-steer")
-    assert journal.join_steers(db, turn, START) == 1
-    note_preview(db, turn, "p9")
-    finish(db, turn, "a")
-    [row] = outbox.load_open(db, chat)
-    assert (row.reply_to, row.ticket, row.replaces) == ("r-steer", "t-steer", "p9")
+def test_a_preview_comes_with_its_turn_unless_known(db: Connection) -> None:
+    turn = start(db, make_chat(db), "q")
+    assert texts(db, turn) == []
+    store_preview(db, turn, "", START)
+    store_preview(db, turn, "so far", START)
+    [stored] = load_previews(db, [turn.id, TurnId(turn.id + 1)], {turn.id: turn.epoch - 1})
+    assert (stored.text, stored.moved) == ("so far", turn)
+    [stored] = load_previews(db, [turn.id], {turn.id: turn.epoch})
+    assert stored.moved is None
+
+
+def test_a_former_owner_stores_no_preview(db: Connection) -> None:
+    old = start(db, make_chat(db), "q")
+    store_preview(db, old, "of the old", START)
+    new = journal.take_up(db, old)
+    assert texts(db, new) == [], "nobody says yet that it is worked on"
+    store_preview(db, old, "of the old", START)
+    assert texts(db, new) == []
+    store_preview(db, new, "of the new", START)
+    assert texts(db, new) == ["of the new"]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda db, turn: journal.pause_turn(db, turn),
+        lambda db, turn: journal.stop_turn(db, turn, "so far", "stopped", START, notice="(stopped)"),
+        lambda db, turn: journal.fail_turn(db, turn, "ModelTimeout", "It failed.", START),
+        lambda db, turn: finish(db, turn, "a"),
+    ],
+    ids=["pause", "stop", "fail", "finish"],
+)
+def test_a_turn_that_does_not_run_stores_no_preview(
+    db: Connection, end: Callable[[Connection, RunningTurn], object], request: pytest.FixtureRequest
+) -> None:
+    turn = start(db, make_chat(db), "q")
+    store_preview(db, turn, "so far", START)
+    end(db, turn)
+    assert texts(db, turn) == []
+    store_preview(db, turn, "too late", START)
+    if "finish" in request.node.name:
+        remove_preview(db, turn.id)  # later, because the finishing transaction is short
+    assert db.execute("SELECT * FROM previews").fetchall() == []

@@ -3,7 +3,6 @@ import sqlite3
 import pytest
 
 from hermes_state import inbox, journal
-from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.errors import LineageMoved, LookupReason, LookupRejected, SessionNotFound
 from hermes_state.inbox import InboxKind
 from hermes_state.sessions import (
@@ -26,21 +25,10 @@ from hermes_state.sessions import (
     set_system_prompt,
     set_title,
 )
-from hermes_state.transcripts import load_view
 from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
-from tests.hermes_state.rows import ANN, START, exchange, finish, make_chat, receive, seen, start
+from tests.hermes_state.rows import ANN, START, compress, exchange, finish, make_chat, receive, seen, start
 
 HOUR = 3_600_000
-
-
-def compress(db: sqlite3.Connection, lineage: LineageId) -> SessionId:
-    view = load_view(db, lineage)
-    plan = SplitPlan(
-        parent=view.session,
-        context=[row.id for row in view.transcript],
-        row=CompressionRow(layer="manual"),
-    )
-    return split(db, plan, START)
 
 
 def active(db: sqlite3.Connection, chat: ChatId) -> SessionId:
@@ -60,12 +48,14 @@ def test_a_chat_keeps_its_session_until_it_ends(db: sqlite3.Connection) -> None:
 
 
 def test_a_session_ends_once(db: sqlite3.Connection) -> None:
-    session = ensure_active(db, make_chat(db), START)
-    end_session(db, session.id, EndReason.RESET, Millis(START - 5))
+    chat = make_chat(db)
+    session = ensure_active(db, chat, START)
+    end_session(db, session.id, EndReason.EXPIRED, Millis(START - 5))
     ended = load_session(db, session.id)
-    assert (ended.ended_at, ended.end_reason, ended.version) == (START, EndReason.RESET, 1)
+    assert (ended.ended_at, ended.end_reason, ended.version) == (START, EndReason.EXPIRED, 1)
     with pytest.raises(LineageMoved):
-        end_session(db, session.id, EndReason.EXPIRED, START)
+        end_session(db, session.id, EndReason.RESET, START)
+    assert resume(db, chat, session.key, START).id == session.id, "it is resumed in place"
 
 
 def test_unknown_sessions_raise_not_found(db: sqlite3.Connection) -> None:
@@ -91,22 +81,16 @@ def test_resuming_by_any_id_of_the_chain_reopens_its_tip(db: sqlite3.Connection)
     chat = make_chat(db)
     lineage = exchange(db, chat, "q", "a").lineage_id
     root = load_tip(db, lineage)
-    tip = compress(db, lineage)
+    tip = compress(db, lineage, keep=2)
+    before = load_session(db, tip)
     fresh = reset(db, chat, START)
     back = resume(db, chat, root.short_key.upper(), START)
     assert (back.id, back.ended_at, back.end_reason) == (tip, None, None)
+    assert back.version > before.version, "earlier plans are refused"
     assert active(db, chat) == tip
     assert load_session(db, fresh.id).end_reason is EndReason.SWITCHED
     assert exchange(db, chat, "q2", "a2").lineage_id == lineage
-    assert seen(db, lineage) == ["q", "a", "q2", "a2"]
-
-
-def test_resuming_changes_the_version_so_old_plans_are_refused(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    lineage = exchange(db, chat, "q", "a").lineage_id
-    before = load_tip(db, lineage)
-    reset(db, chat, START)
-    assert resume(db, chat, before.key, START).version > before.version
+    assert seen(db, lineage) == ["handoff", "q", "a", "q2", "a2"]
 
 
 @pytest.mark.parametrize("prefix", ["", "abc", "abc!", "zzzzzzzz", "%%%%", "....", "' or 1=1"])
@@ -117,25 +101,13 @@ def test_an_unknown_session_id_is_refused(db: sqlite3.Connection, prefix: str) -
         resume(db, chat, prefix, START)
 
 
-def test_the_active_conversation_is_not_resumed(db: sqlite3.Connection) -> None:
+def test_neither_the_active_conversation_nor_that_of_another_chat_is_resumed(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
-    session = ensure_active(db, chat, START)
+    session, theirs = ensure_active(db, chat, START), ensure_active(db, make_chat(db, "theirs"), START)
     with pytest.raises(LookupRejected, match=LookupReason.ALREADY_ACTIVE):
         resume(db, chat, session.key, START)
-
-
-def test_an_expired_conversation_is_resumed_in_place(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    session = ensure_active(db, chat, START)
-    end_session(db, session.id, EndReason.EXPIRED, START)
-    assert resume(db, chat, session.key, START).id == session.id
-
-
-def test_a_conversation_of_another_chat_cannot_be_reached(db: sqlite3.Connection) -> None:
-    theirs = ensure_active(db, make_chat(db, "theirs"), START)
-    mine = make_chat(db, "mine")
     with pytest.raises(LookupRejected):
-        resume(db, mine, theirs.key, START)
+        resume(db, chat, theirs.key, START)
 
 
 def test_an_ambiguous_id_prefix_is_refused(db: sqlite3.Connection) -> None:
@@ -147,14 +119,11 @@ def test_an_ambiguous_id_prefix_is_refused(db: sqlite3.Connection) -> None:
         find_conversation(db, chat, shared)
 
 
-def test_visible_ids_differ_even_within_a_millisecond(db: sqlite3.Connection) -> None:
+def test_visible_ids_differ_even_within_a_millisecond_and_sort_by_time(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     keys = [ensure_active(db, chat, START).short_key] + [reset(db, chat, START).short_key for _ in range(20)]
     assert len(set(keys)) == 21
     assert keys == sorted(keys)
-
-
-def test_keys_sort_by_time() -> None:
     assert new_session_key(Millis(START)) < new_session_key(Millis(START + 1)) < new_session_key(Millis(START + HOUR))
 
 
@@ -183,15 +152,20 @@ def test_the_system_prompt_is_set_once(db: sqlite3.Connection) -> None:
     assert set_system_prompt(db, session.id, "second") == "first"
 
 
-def test_a_title_survives_a_compression_and_the_newest_wins(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    lineage = exchange(db, chat, "q", "a").lineage_id
+def test_a_title_survives_a_compression_and_only_a_person_replaces_it(db: sqlite3.Connection) -> None:
+    lineage = exchange(db, make_chat(db), "q", "a").lineage_id
     assert load_title(db, lineage) is None
-    set_title(db, load_tip(db, lineage).id, "Plans")
+    before = load_tip(db, lineage).version
+    assert give_title(db, lineage, "From a model")
+    assert load_tip(db, lineage).version == before, "a compression that is being planned still holds"
     compress(db, lineage)
-    assert load_title(db, lineage) == "Plans"
-    set_title(db, load_tip(db, lineage).id, "New plans")
-    assert load_title(db, lineage) == "New plans"
+    assert load_tip(db, lineage).title == load_title(db, lineage) == "From a model"
+    assert not give_title(db, lineage, "Another one")
+    set_title(db, load_tip(db, lineage).id, "From a person")
+    assert not give_title(db, lineage, "Another one")
+    assert load_title(db, lineage) == "From a person"
+    with pytest.raises(SessionNotFound):
+        give_title(db, LineageId(999), "Nobody's")
 
 
 def test_a_conversation_is_listed_once(db: sqlite3.Connection) -> None:
@@ -211,17 +185,22 @@ def test_a_conversation_is_listed_once(db: sqlite3.Connection) -> None:
     assert len(list_conversations(db, chat, 1)) == 1
 
 
-# ---- expiry
-
-
 def expire(db: sqlite3.Connection, at: int, hours: int = 1) -> list[SessionId]:
     return expire_idle(db, Millis(at - hours * HOUR), 100, Millis(at))
 
 
 def test_an_idle_conversation_expires_and_the_next_message_starts_a_new_one(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
-    turn = exchange(db, chat, "q", "a")
+    turn = start(db, chat, "q", at=START)
+    finish(db, turn, "a", at=START + HOUR)  # only people keep it alive
+    command = receive(db, chat, "/retry", kind=InboxKind.COMMAND)
+    retried = journal.start_retry(db, command, chat, ANN, Millis(START + HOUR))
+    assert expire(db, START + 9 * HOUR) == [], "there is work in it"
+    finish(db, retried, "b", at=START + HOUR)
     session = active(db, chat)
+    receive(db, chat, "waits", ref="w")
+    assert expire(db, START + 9 * HOUR) == []
+    assert inbox.withdraw(db, chat, "w", START)
     assert expire(db, START + HOUR) == []
     assert expire(db, START + HOUR + 1) == [session]
     assert load_session(db, session).end_reason is EndReason.EXPIRED
@@ -229,31 +208,8 @@ def test_an_idle_conversation_expires_and_the_next_message_starts_a_new_one(db: 
     assert exchange(db, chat, "q2", "a2").lineage_id != turn.lineage_id
 
 
-def test_a_conversation_with_work_in_it_does_not_expire(db: sqlite3.Connection) -> None:
-    running, waiting = make_chat(db, "1"), make_chat(db, "2")
-    turn = start(db, running, "go")
-    exchange(db, waiting, "q", "a")
-    receive(db, waiting, "waits")
-    assert expire(db, START + 9 * HOUR) == []
-    finish(db, turn, "done")
-    assert len(expire(db, START + 9 * HOUR)) == 1
-
-
-def test_only_people_keep_a_conversation_alive(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    turn = start(db, chat, "q", at=START)
-    finish(db, turn, "a", at=START + 5 * HOUR)
-    command = receive(db, chat, "/retry", kind=InboxKind.COMMAND)
-    retried = journal.start_retry(db, command, chat, ANN, Millis(START + 5 * HOUR))
-    finish(db, retried, "b", at=START + 5 * HOUR)
-    inbox.settle(db, command, inbox.InboxState.DONE, START)
-    assert len(expire(db, START + 6 * HOUR)) == 1
-
-
 def test_a_childs_idle_time_counts_from_the_last_human_message(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    lineage = exchange(db, chat, "q", "a").lineage_id
-    child = compress(db, lineage)
+    child = compress(db, exchange(db, make_chat(db), "q", "a").lineage_id)
     assert expire(db, START + 2 * HOUR) == [child]
 
 
@@ -271,19 +227,3 @@ def test_expiry_works_in_slices(db: sqlite3.Connection) -> None:
         exchange(db, make_chat(db, str(number)), "q", "a")
     counts = [len(expire_idle(db, Millis(START + 1), 2, Millis(START + HOUR))) for _ in range(4)]
     assert counts == [2, 2, 1, 0]
-
-
-def test_only_a_conversation_without_a_title_is_given_one(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    lineage = exchange(db, chat, "q", "a").lineage_id
-    before = load_tip(db, lineage).version
-    assert give_title(db, lineage, "From a model")
-    assert load_tip(db, lineage).version == before, "a compression that is being planned still holds"
-    compress(db, lineage)
-    assert load_tip(db, lineage).title == "From a model"
-    assert not give_title(db, lineage, "Another one")
-    set_title(db, load_tip(db, lineage).id, "From a person")
-    assert not give_title(db, lineage, "Another one")
-    assert load_title(db, lineage) == "From a person"
-    with pytest.raises(SessionNotFound):
-        give_title(db, LineageId(999), "Nobody's")

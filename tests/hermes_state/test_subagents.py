@@ -1,5 +1,3 @@
-"""Sub-agents in the database: turns inside a turn, never mistaken for a conversation or a chat's turn."""
-
 import sqlite3
 from pathlib import Path
 
@@ -11,8 +9,6 @@ from hermes_state.admin.lineage_queries import find_place, load_lineage_sessions
 from hermes_state.admin.overview import load_overview
 from hermes_state.admin.repair import repair_database
 from hermes_state.chats import load_history
-from hermes_state.compressions import CompressionRow, SplitPlan, split
-from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
 from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.errors import LookupRejected
 from hermes_state.inbox import InboxMode
@@ -21,7 +17,7 @@ from hermes_state.models.ledger import cost_of_conversation
 from hermes_state.sessions import load_active, load_session, load_tip
 from hermes_state.tool_runs import ToolRunState, load_tool_runs
 from hermes_state.tools.subagents import SubagentReport, open_subagent
-from hermes_state.transcripts import NewMessage, load_messages, load_view
+from hermes_state.transcripts import load_messages
 from hermes_state.turns import RunningTurn, TurnMoved, find_open_turn, require_running
 from hermes_state.values import (
     ChatId,
@@ -31,22 +27,22 @@ from hermes_state.values import (
     MicroUsd,
     Millis,
     ModelCall,
-    Origin,
     SessionKind,
     TurnState,
 )
 from tests.databases import REJECTED, sqlite_only
-from tests.hermes_state.helpers import opened
+from tests.hermes_state.helpers import opened_as_ours
 from tests.hermes_state.rows import (
     CALL,
     LONG_CALL_ID,
     START,
     answer_call,
     call_tools,
+    compress,
     exchange,
     finish,
     make_chat,
-    migrated,
+    query_plans,
     receive,
     received,
     replies,
@@ -73,21 +69,12 @@ def delegated(db: sqlite3.Connection, chat: ChatId, *call_ids: str) -> tuple[Run
     return turn, asked, [open_child(db, turn, asked, one) for one in call_ids]
 
 
-def state_of(db: sqlite3.Connection, turn: RunningTurn) -> str:
-    return str(db.execute("SELECT state FROM turns WHERE id = ?", (turn.id,)).fetchone()[0])
+def states_of(db: sqlite3.Connection, *turns: RunningTurn) -> list[str]:
+    return [db.execute("SELECT state FROM turns WHERE id = ?", (turn.id,)).fetchone()[0] for turn in turns]
 
 
 def report(db: sqlite3.Connection, child: RunningTurn, text: str) -> None:
     journal.finish_turn(db, child, ModelAnswer(text=text, call=COSTLY, reported_prompt_tokens=20), START)
-
-
-def compress(db: sqlite3.Connection, turn: RunningTurn) -> None:
-    handoff = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff")
-    view = load_view(db, turn.lineage_id)
-    split(db, SplitPlan(parent=view.session, context=(handoff,), row=CompressionRow(layer="in_loop")), START)
-
-
-# ---- one for each call
 
 
 @pytest.mark.parametrize("call_id", ["a", LONG_CALL_ID])
@@ -128,18 +115,10 @@ def test_the_chats_turn_is_the_parent_and_excludes_others(db: sqlite3.Connection
     assert load_overview(db).open_turns == 1
     with pytest.raises(REJECTED):
         start(db, chat, "at the same time")
-
-
-def test_steers_join_the_parent_not_a_subagent(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    turn, _, [child] = delegated(db, chat, "a")
     receive(db, chat, "and blue", mode=InboxMode.STEER)
-    assert journal.join_steers(db, child, START) == 0
+    assert journal.join_steers(db, children[0], START) == 0
     assert journal.join_steers(db, turn, START) == 1
-    assert "and blue" not in seen(db, child.lineage_id)
-
-
-# ---- their end with the parent
+    assert "and blue" not in seen(db, children[0].lineage_id)
 
 
 @pytest.mark.parametrize("end", ["stop", "fail", "finish"])
@@ -157,7 +136,7 @@ def test_ending_the_parent_ends_its_subagents_in_the_same_transaction(db: sqlite
         for call_id in ("a", "b"):
             answer_call(db, turn, asked, call_id)
         finish(db, turn, "done")
-    assert [state_of(db, child), state_of(db, other)] == ["stopped", "finished"]
+    assert states_of(db, child, other) == ["stopped", "finished"]
     assert load_tool_runs(db, inner.id) == {"x": ToolRunState.STOPPED}
     ended = [load_tip(db, one.lineage_id).end_reason for one in (child, other)]
     assert ended == [EndReason.FINISHED] * 2
@@ -169,14 +148,11 @@ def test_ending_the_parent_ends_its_subagents_in_the_same_transaction(db: sqlite
     start(db, chat, "next")
 
 
-# ---- differences from conversations
-
-
 def test_subagents_are_not_conversations_even_after_a_compression(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn, _, [child] = delegated(db, chat, "a")
     call_tools(db, child, "x")
-    compress(db, child)
+    compress(db, child.lineage_id)
     tip = load_tip(db, child.lineage_id)
     assert tip.depth == 1
     assert sessions.get_compression_tip(db, load_session(db, tip.parent_session_id or tip.id).id) == tip.id
@@ -196,22 +172,9 @@ def test_subagents_are_not_conversations_even_after_a_compression(db: sqlite3.Co
 
 def test_subagents_continue_when_the_parent_is_compressed(db: sqlite3.Connection) -> None:
     turn, asked, [child] = delegated(db, make_chat(db), "a")
-    before = load_tip(db, turn.lineage_id)
-    compress(db, turn)
-    child = open_subagent(db, turn, asked.id, "a", "task a", START)
-    assert isinstance(child, RunningTurn)
-    assert load_tip(db, child.lineage_id).parent_session_id == before.id
-    report(db, child, "ready")
-    answer_call(db, turn, asked, "a", "ready")
-    assert [row.text for row in load_messages(db, turn.lineage_id, 1)] == ["ready"]
-    assert load_tip(db, turn.lineage_id).depth == 1
-
-
-def test_the_lineage_lists_subagents_under_the_calling_session(db: sqlite3.Connection) -> None:
-    turn, _, [child] = delegated(db, make_chat(db), "a")
-    compress(db, turn)
+    root = load_tip(db, turn.lineage_id)
+    compress(db, turn.lineage_id)
     rows = load_lineage_sessions(db, find_place(db, load_tip(db, turn.lineage_id).key), 9)
-    root = load_session(db, load_tip(db, turn.lineage_id).parent_session_id or load_tip(db, turn.lineage_id).id)
     assert [(row.kind, row.parent_key) for row in rows] == [
         (SessionKind.ROOT, None),
         (SessionKind.SUBAGENT, root.key),
@@ -219,58 +182,42 @@ def test_the_lineage_lists_subagents_under_the_calling_session(db: sqlite3.Conne
     ]
     assert [row.child_key for row in rows] == [rows[2].key, None, None]
     assert load_tip(db, child.lineage_id).key == rows[1].key
+    child = open_subagent(db, turn, asked.id, "a", "task a", START)
+    assert isinstance(child, RunningTurn)
+    assert load_tip(db, child.lineage_id).parent_session_id == root.id
+    report(db, child, "ready")
+    answer_call(db, turn, asked, "a", "ready")
+    assert [row.text for row in load_messages(db, turn.lineage_id, 1)] == ["ready"]
+    assert load_tip(db, turn.lineage_id).depth == 1
 
 
-def test_subagents_do_not_prevent_expiry(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    turn, asked, [child] = delegated(db, chat, "a")
+def test_model_calls_and_idle_time_of_subagents_count_for_the_parent(db: sqlite3.Connection) -> None:
+    turn, asked, [child] = delegated(db, make_chat(db), "a")
     assert sessions.expire_idle(db, Millis(START + 1), 9, START) == [], "its turn runs"
     report(db, child, "ready")
-    answer_call(db, turn, asked, "a")
-    finish(db, turn, "done")
-    active = load_active(db, chat)
-    assert active is not None
-    assert sessions.expire_idle(db, Millis(START + 1), 9, START) == [active.id]
-
-
-# ---- costs
-
-
-def test_model_calls_of_subagents_count_for_the_parent(db: sqlite3.Connection) -> None:
-    turn, _, [child] = delegated(db, make_chat(db), "a")
-    report(db, child, "ready")
     row = db.execute("SELECT lineage_id, session_id, turn_id FROM model_calls WHERE purpose = 'subagent'").fetchall()
-    assert row == [(turn.lineage_id, load_tip(db, turn.lineage_id).id, turn.id)]
+    tip = load_tip(db, turn.lineage_id).id
+    assert row == [(turn.lineage_id, tip, turn.id)]
     assert (cost_of_conversation(db, turn.lineage_id), cost_of_conversation(db, child.lineage_id)) == (7, 0)
     assert load_tip(db, child.lineage_id).reported_prompt_tokens == 20
-
-
-# ---- tables
+    answer_call(db, turn, asked, "a")
+    finish(db, turn, "done")
+    assert sessions.expire_idle(db, Millis(START + 1), 9, START) == [tip]
 
 
 @sqlite_only
-def test_queries_for_a_chats_turn_use_the_index_of_open_turns(db: sqlite3.Connection) -> None:
+def test_queries_for_turns_use_their_indexes(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     exchange(db, chat, "one", "two")
-    plans: list[str] = []
-
-    def explained(query: str) -> None:
-        if not query.startswith("--") and "FROM turns" in query and "'waiting')" in query:
-            plans.append("; ".join(row[3] for row in other.execute(f"EXPLAIN QUERY PLAN {query}").fetchall()))
-
-    with migrated() as other:
-        db.set_trace_callback(explained)
+    with query_plans(
+        db, lambda query: not query.startswith("--") and "FROM turns" in query and "'waiting')" in query
+    ) as plans:
         find_open_turn(db, chat)
         journal.start_at_once(db, received(chat, "three"), START)
         inbox.load_chats_with_waiting(db)
         sessions.expire_idle(db, START, 9, START)
-        db.set_trace_callback(None)
     assert len(plans) == 4
     assert all("turns_open" in plan for plan in plans), plans
-
-
-@sqlite_only
-def test_subagents_of_a_turn_or_call_are_found_by_an_index(db: sqlite3.Connection) -> None:
     for where, index in (
         ("parent_turn_id = 1 AND state = 'running'", "turns_parent"),
         ("call_message_id = 1 AND tool_call_id = 'a' AND parent_turn_id IS NOT NULL", "turns_call"),
@@ -283,9 +230,7 @@ def test_open_turns_survive_the_migration_and_stay_unique_per_chat(tmp_path: Pat
     path = tmp_path / "state.db"
     migrations = shipped_migrations()
     [number] = [one.number for one in migrations if "subagents" in one.name]
-    with opened(path) as db:
-        register_functions(db)
-        prepare_writer(db, path, "FULL", 1.0)
+    with opened_as_ours(path) as db:
         migrate(db, path, migrations[: number - 1])
         chat = make_chat(db)
         for state, ended in (("finished", 2), ("running", None)):
@@ -301,15 +246,12 @@ def test_open_turns_survive_the_migration_and_stay_unique_per_chat(tmp_path: Pat
 
 def test_a_repair_keeps_subagents_out_of_conversations(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    with opened(path) as db:
-        register_functions(db)
-        prepare_writer(db, path, "FULL", 1.0)
+    with opened_as_ours(path) as db:
         migrate(db, path)
         turn, _, [child] = delegated(db, make_chat(db), "a")
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("DELETE FROM sessions WHERE lineage_id = ?", (child.lineage_id,))
     assert repair_database(path) is not None
-    with opened(path) as db:
-        register_functions(db)
+    with opened_as_ours(path) as db:
         assert [one.tip.lineage_id for one in sessions.list_conversations(db, None, 9)] == [turn.lineage_id]
         assert [row.text for row in load_messages(db, child.lineage_id, 9)] == ["task a"]

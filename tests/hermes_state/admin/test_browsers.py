@@ -1,5 +1,3 @@
-import contextlib
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -7,11 +5,11 @@ import pytest
 from hermes_state.admin.browsers import LIFETIME_MS, SignedInBrowser, add, find, load, remove
 from hermes_state.engines.postgres import migrate as postgresql
 from hermes_state.engines.sqlite import migrate as sqlite
-from hermes_state.store.migrations import Migration
 from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.values import Millis
+from tests.hermes_state.helpers import opened
 from tests.hermes_state.rows import START
-from tests.postgres import Postgres, connect
+from tests.postgres import connect
 
 NOW = Millis(START)
 NOTE = "local.cookies"
@@ -62,26 +60,21 @@ def test_one_browser_or_all_are_signed_out(db: Connection) -> None:
     assert load(db, NOW) == []
 
 
-def before(migrations: tuple[Migration, ...]) -> list[Migration]:
-    """Return the migrations of the versions that had the note."""
-    return [migration for migration in migrations if migration.number < 16]
-
-
-def test_sqlite_migration_turns_the_note_into_browser_rows(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        sqlite.migrate(db, path, before(sqlite.shipped_migrations()))
-        save_note(db, NOTE, NOTED)
-        sqlite.migrate(db, path)
-        assert load(db, NOW) == KEPT
-        assert load_note(db, NOTE) is None
-
-
-@pytest.mark.cluster
-def test_postgres_migration_turns_the_note_into_browser_rows(postgres: Postgres) -> None:
-    with postgres.database() as url, connect(url) as db:
-        postgresql.migrate(db, before(postgresql.shipped_migrations()))
-        save_note(db, NOTE, NOTED)
-        postgresql.migrate(db)
-        assert load(db, NOW) == KEPT
-        assert load_note(db, NOTE) is None
+@pytest.mark.parametrize("engine", ["sqlite", pytest.param("postgresql", marks=pytest.mark.cluster)])
+def test_a_migration_turns_the_note_into_browser_rows(
+    engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The note is of the versions before migration 16."""
+    if engine == "sqlite":
+        path = tmp_path / "state.db"
+        with opened(path) as db:
+            sqlite.migrate(db, path, [one for one in sqlite.shipped_migrations() if one.number < 16])
+            save_note(db, NOTE, NOTED)
+            sqlite.migrate(db, path)
+            assert (load(db, NOW), load_note(db, NOTE)) == (KEPT, None)
+        return
+    with request.getfixturevalue("postgres").database() as url, connect(url) as there:
+        postgresql.migrate(there, [one for one in postgresql.shipped_migrations() if one.number < 16])
+        save_note(there, NOTE, NOTED)
+        postgresql.migrate(there)
+        assert (load(there, NOW), load_note(there, NOTE)) == (KEPT, None)

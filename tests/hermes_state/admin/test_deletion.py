@@ -1,5 +1,3 @@
-"""Deletion of a chat: what goes, what stays, and that its words leave the database file."""
-
 import asyncio
 import random
 from pathlib import Path
@@ -8,7 +6,6 @@ import pytest
 
 from hermes_state import attachments
 from hermes_state.admin.deletion import hide, load_extent, load_hidden_chats, remove_deleted, remove_slice
-from hermes_state.attachments import StoredFile
 from hermes_state.chats import ensure_chat, find_chat
 from hermes_state.errors import CommandError
 from hermes_state.files.folder import AttachmentFolder
@@ -18,6 +15,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, ChatKey, ChatKind, Millis
 from tests.databases import IS_POSTGRES, sqlite_only
+from tests.hermes_state.files.test_files import keep
 from tests.hermes_state.rows import START, exchange, start
 
 SECRETS = [f"{random.Random(number).getrandbits(48):012x}" for number in range(300)]
@@ -30,12 +28,6 @@ def key_of(name: str) -> ChatKey:
 
 def now() -> Millis:
     return Millis(START + 90_000)
-
-
-def keep(files: AttachmentFolder, content: bytes, name: str) -> StoredFile:
-    incoming = files.new_file()
-    incoming.write_bytes(content)
-    return files.keep(incoming, name, "text/plain")
 
 
 def talk(db: Connection, name: str, words: list[str]) -> ChatId:

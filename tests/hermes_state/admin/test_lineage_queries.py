@@ -1,8 +1,7 @@
-"""Look-ups of chats, sessions and messages by visible ids."""
-
 import sqlite3
 
 import pytest
+from msgspec.structs import replace
 
 from hermes_state.admin.lineage_queries import (
     LookupResult,
@@ -12,36 +11,13 @@ from hermes_state.admin.lineage_queries import (
     load_lineage_sessions,
 )
 from hermes_state.chats import ensure_chat, find_chats_named
-from hermes_state.compressions import CompressionRow, SplitPlan, plan_undo, split, undo_compression
+from hermes_state.compressions import CompressionRow, plan_undo, split, undo_compression
 from hermes_state.errors import LookupReason, LookupRejected
 from hermes_state.search.full_text import search
 from hermes_state.sessions import load_session, load_tip, reset
-from hermes_state.transcripts import NewMessage, load_messages, load_view
-from hermes_state.values import (
-    ChatId,
-    ChatKey,
-    ChatKind,
-    EndReason,
-    LineageId,
-    MessageId,
-    MessageRole,
-    Millis,
-    Origin,
-    SessionId,
-)
-from tests.hermes_state.rows import START, exchange, key_of, make_chat
-
-
-def compress(db: sqlite3.Connection, lineage: LineageId, *, at: int = START) -> SessionId:
-    view = load_view(db, lineage)
-    plan = SplitPlan(
-        parent=view.session,
-        context=(NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff"),),
-        row=CompressionRow(
-            layer="hygiene", focus="doors", summary_kind="deterministic", tokens_before=900, tokens_after=90
-        ),
-    )
-    return split(db, plan, Millis(at))
+from hermes_state.transcripts import load_messages, load_view
+from hermes_state.values import ChatId, ChatKey, ChatKind, EndReason, LineageId, MessageRole, Millis, SessionId
+from tests.hermes_state.rows import START, compress, exchange, key_of, make_chat, split_plan
 
 
 def undo(db: sqlite3.Connection, lineage: LineageId) -> SessionId:
@@ -56,7 +32,9 @@ def talk(db: sqlite3.Connection, chat: ChatId, question: str) -> LineageId:
 
 def test_a_chain_lists_sessions_oldest_first_with_their_compressions(db: sqlite3.Connection) -> None:
     lineage = talk(db, make_chat(db), "q1")
-    compress(db, lineage, at=START + 10)
+    figures = {"focus": "doors", "summary_kind": "deterministic", "tokens_before": 900, "tokens_after": 90}
+    plan = replace(split_plan(db, lineage), row=CompressionRow(layer="hygiene", **figures))
+    split(db, plan, Millis(START + 10))
     undo(db, lineage)
     place = LookupResult(chat_id=ChatId(1), session=load_tip(db, lineage))
     root, child, tip = load_lineage_sessions(db, place, 10)
@@ -76,7 +54,6 @@ def test_sessions_are_listed_for_one_chat_or_all_chats(db: sqlite3.Connection) -
     talk(db, first, "q1")
     talk(db, second, "q1")
     reset(db, first, START)
-    talk(db, first, "q2")
     assert [one.chat.name for one in load_lineage_sessions(db, None, 10)] == ["telegram:1", "telegram:2", "telegram:1"]
     sessions = load_lineage_sessions(db, LookupResult(chat_id=first), 10)
     assert [one.end_reason for one in sessions] == [EndReason.RESET, None]
@@ -94,6 +71,17 @@ def test_a_name_finds_a_chat_a_session_or_a_message(db: sqlite3.Connection) -> N
         assert find_place(db, name) == LookupResult(chat_id=chat, session=session)
     place = find_place(db, f"m{said[1].id}")
     assert (place.session, place.message_id, place.message_seq) == (session, said[1].id, 2)
+    compress(db, lineage)
+    [handoff] = load_view(db, lineage).transcript
+    with pytest.raises(LookupRejected):
+        find_place(db, f"m{handoff.id}")  # a row made for a view
+
+
+def test_threads_and_per_person_chats_have_their_own_names(db: sqlite3.Connection) -> None:
+    keys = (key_of("-1"), key_of("-1", thread_ref="7"), key_of("-1", thread_ref="7", user_ref="5"))
+    made = [ensure_chat(db, key, ChatKind.GROUP, None, START) for key in keys]
+    names = ["telegram:-1", "telegram:-1/7", "telegram:-1/7#5"]
+    assert [[chat.id for chat in find_chats_named(db, name)] for name in names] == [[one] for one in made]
 
 
 @pytest.mark.parametrize(
@@ -121,15 +109,6 @@ def test_an_ambiguous_name_lists_candidates(db: sqlite3.Connection) -> None:
     assert "discord:42" in raised.value.candidates
 
 
-def test_threads_and_per_person_chats_have_their_own_names(db: sqlite3.Connection) -> None:
-    made = [
-        ensure_chat(db, key, ChatKind.GROUP, None, START)
-        for key in (key_of("-1"), key_of("-1", thread_ref="7"), key_of("-1", thread_ref="7", user_ref="5"))
-    ]
-    names = ["telegram:-1", "telegram:-1/7", "telegram:-1/7#5"]
-    assert [[chat.id for chat in find_chats_named(db, name)] for name in names] == [[one] for one in made]
-
-
 def test_a_lookup_within_one_chat_reaches_no_other_chat(db: sqlite3.Connection) -> None:
     mine, other = make_chat(db, "1"), make_chat(db, "2")
     talk(db, mine, "q1")
@@ -144,14 +123,6 @@ def test_a_lookup_within_one_chat_reaches_no_other_chat(db: sqlite3.Connection) 
         with pytest.raises(LookupRejected) as raised:
             find_place(db, name, mine)
         assert raised.value.reason is reason
-
-
-def test_rows_made_for_a_view_cannot_be_opened(db: sqlite3.Connection) -> None:
-    lineage = talk(db, make_chat(db), "q1")
-    compress(db, lineage)
-    (handoff,) = load_view(db, lineage).transcript
-    with pytest.raises(LookupRejected):
-        find_place(db, f"m{handoff.id}")
 
 
 def test_a_search_hit_names_its_session(db: sqlite3.Connection) -> None:
@@ -173,25 +144,15 @@ def test_rows_around_a_message_stay_in_its_session(db: sqlite3.Connection) -> No
     chat = make_chat(db)
     for number in range(3):
         lineage = talk(db, chat, f"q{number}")
-    root = load_tip(db, lineage)
-    compress(db, lineage)
+    root, child = load_tip(db, lineage), compress(db, lineage)
     talk(db, chat, "q3")
-
-    def texts(seq: int | None, before: int, limit: int) -> list[str | None]:
-        return [row.text for row in load_around(db, root.id, seq, before, limit)]
-
-    assert texts(3, 1, 3) == ["answer to q0", "q1", "answer to q1"]
-    assert texts(6, 1, 9) == ["q2", "answer to q2"]
-    assert texts(1, 5, 2) == ["q0", "answer to q0"]
-    assert texts(None, 0, 1) == ["q0"]
-
-
-def test_messages_can_be_limited_to_one_session(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    lineage = talk(db, chat, "q1")
-    child = compress(db, lineage)
-    talk(db, chat, "q2")
-    assert [row.text for row in load_messages(db, lineage, 9, session_id=child)] == ["q2", "answer to q2"]
+    for place, texts in {
+        (3, 1, 3): ["answer to q0", "q1", "answer to q1"],
+        (6, 1, 9): ["q2", "answer to q2"],
+        (1, 5, 2): ["q0", "answer to q0"],
+        (None, 0, 1): ["q0"],
+    }.items():
+        assert [row.text for row in load_around(db, root.id, *place)] == texts
+    assert [row.text for row in load_messages(db, lineage, 9, session_id=child)] == ["q3", "answer to q3"]
     newest = load_messages(db, lineage, 1)[0]
-    before = load_messages(db, lineage, 2, MessageId(newest.id))
-    assert [row.text for row in before] == ["answer to q1", "q2"]
+    assert [row.text for row in load_messages(db, lineage, 2, newest.id)] == ["answer to q2", "q3"]

@@ -10,7 +10,7 @@ from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.errors import DatabaseRejected, LockUnavailable
 from hermes_state.store.writer import Store
 from tests.databases import open_store
-from tests.hermes_state.helpers import opened
+from tests.hermes_state.helpers import closed_after, opened
 from tests.hermes_state.rows import START, exchange, make_chat, receive, start
 
 
@@ -21,9 +21,8 @@ async def filled(path: Path) -> None:
         receive(db, make_chat(db, "2"), "waits")
         inbox.settle(db, receive(db, make_chat(db, "2"), "gone"), inbox.InboxState.DROPPED, START)
 
-    store = await open_store(path)
-    await store.write(fill)
-    await store.close()
+    async with closed_after(open_store(path)) as store:
+        await store.write(fill)
 
 
 async def test_an_overview_of_a_closed_database_changes_nothing(tmp_path: Path) -> None:
@@ -47,7 +46,7 @@ async def test_a_database_in_use_is_not_opened(store: Store) -> None:
         pass
 
 
-def test_a_missing_database_has_no_overview(tmp_path: Path) -> None:
+def test_a_missing_database_has_no_overview_and_another_programs_file_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with open_offline(path) as db:
         assert db is None
@@ -56,10 +55,7 @@ def test_a_missing_database_has_no_overview(tmp_path: Path) -> None:
         made.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     with open_offline(path) as db:
         assert db is None
-
-
-def test_another_programs_file_is_not_opened(tmp_path: Path) -> None:
-    with opened(tmp_path / "state.db") as db:
-        db.execute("CREATE TABLE sessions (id TEXT)")
-    with pytest.raises(DatabaseRejected), open_offline(tmp_path / "state.db"):
+    with opened(tmp_path / "other.db") as made:
+        made.execute("CREATE TABLE sessions (id TEXT)")
+    with pytest.raises(DatabaseRejected), open_offline(tmp_path / "other.db"):
         pass

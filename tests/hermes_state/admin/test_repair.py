@@ -1,13 +1,11 @@
-"""Repairs of real database files, damaged with real bytes."""
-
 import asyncio
-import contextlib
+import os
 import random
 import shutil
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
-from functools import partial
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ from hermes_state.inbox import InboxState
 from hermes_state.search.full_text import search
 from hermes_state.search.index import begin_index
 from tests.databases import open_store
-from tests.hermes_state.helpers import opened
+from tests.hermes_state.helpers import closed_after, opened, set_max_pages
 from tests.hermes_state.rows import START, exchange, make_chat, receive, start
 from tests.sampling import sample
 
@@ -50,11 +48,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sound") / "state.db"
 
     async def make() -> None:
-        store = await open_store(path)
-        try:
+        async with closed_after(open_store(path)) as store:
             await store.write(_fill)
-        finally:
-            await store.close()
 
     asyncio.run(make())
     return path
@@ -65,7 +60,7 @@ def path(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(sound, tmp_path / "state.db"))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
 
@@ -94,15 +89,13 @@ def cells_on(path: Path, numbers: list[int]) -> int:
     return sum(int.from_bytes(data[(n - 1) * PAGE + 3 : (n - 1) * PAGE + 5], "big") for n in numbers)
 
 
-def overwrite(path: Path, numbers: list[int], content: Callable[[], bytes]) -> None:
+def overwrite(path: Path, numbers: list[int], seed: int) -> None:
+    """Fill pages with noise."""
+    rng = random.Random(seed)
     with path.open("r+b") as file:
         for number in numbers:
             file.seek((number - 1) * PAGE)
-            file.write(content())
-
-
-def noise(rng: random.Random) -> Callable[[], bytes]:
-    return lambda: rng.randbytes(PAGE)
+            file.write(rng.randbytes(PAGE))
 
 
 def texts(path: Path) -> dict[int, str]:
@@ -135,12 +128,9 @@ def repaired(path: Path) -> RepairReport:
 
 async def found_again(path: Path) -> set[int]:
     """Return the messages that a search finds in the repaired database."""
-    store = await open_store(path)
-    try:
+    async with closed_after(open_store(path)) as store:
         hits = await store.read(lambda db: search(db, "alpha OR beta OR gamma OR 数据", limit=10_000))
         return {hit.message_id for hit in hits}
-    finally:
-        await store.close()
 
 
 def test_an_undamaged_database_is_not_changed(path: Path) -> None:
@@ -150,12 +140,11 @@ def test_an_undamaged_database_is_not_changed(path: Path) -> None:
     assert {file.name for file in path.parent.iterdir()} == {"state.db", "state.db.lock"}
 
 
-@pytest.mark.usefixtures("no_tool")
 async def test_damaged_leaf_pages_lose_only_their_own_rows(path: Path) -> None:
     before, leaves = texts(path), pages_of(path, "messages")[1:]
     hit = [leaves[0], leaves[5], leaves[6], leaves[-1]]
     lost = cells_on(path, hit)
-    overwrite(path, hit, noise(random.Random(1)))
+    overwrite(path, hit, 1)
     report = repaired(path)
     after = texts(path)
     assert after.items() <= before.items()
@@ -164,63 +153,39 @@ async def test_damaged_leaf_pages_lose_only_their_own_rows(path: Path) -> None:
     assert (messages.rows, messages.expected) == (len(after), len(before))
     assert messages.lost.startswith("1-")
     assert messages.lost.endswith(f"-{max(before)}")
-    assert await found_again(path) == {number for number, text in after.items() if " " in text and "a" in text} - {
-        number for number, text in after.items() if text in ("still waits", "is being answered")
-    }
+    others = ("still waits", "is being answered")
+    assert await found_again(path) == {id_ for id_, text in after.items() if text not in others}
+    with opened(path) as db:  # ids of lost messages are not reused
+        assert db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'messages'").fetchone() == (max(before),)
 
 
-@pytest.mark.usefixtures("no_tool")
-def test_ids_of_lost_messages_are_not_reused(path: Path) -> None:
-    greatest = max(texts(path))
-    overwrite(path, pages_of(path, "messages")[-1:], noise(random.Random(1)))
-    repaired(path)
-    with opened(path) as db:
-        assert db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'messages'").fetchone() == (greatest,)
+DAMAGED = (
+    *("messages_lineage", "inbox_open", "sqlite_autoindex_messages_1", "messages_turn", "messages_fts_data"),
+    *("the header", "the free list"),
+)
 
 
-@pytest.mark.usefixtures("no_tool")
-@pytest.mark.parametrize("name", ["messages_lineage", "inbox_open", "sqlite_autoindex_messages_1", "messages_turn"])
-def test_a_damaged_index_loses_no_row(path: Path, name: str) -> None:
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_damage_outside_of_tables_loses_no_row(path: Path, damaged: str) -> None:
     before = counts(path)
-    overwrite(path, pages_of(path, name), noise(random.Random(2)))
-    repaired(path)
-    assert counts(path) == before
-
-
-@pytest.mark.usefixtures("no_tool")
-def test_a_damaged_header_loses_no_row(path: Path) -> None:
-    before = counts(path)
-    with path.open("r+b") as file:
-        file.write(random.Random(3).randbytes(100))
+    if damaged == "the header":
+        with path.open("r+b") as file:
+            file.write(random.Random(3).randbytes(100))
+    elif damaged == "the free list":
+        trunk, free = struct.unpack(">II", path.read_bytes()[32:40])
+        assert free > 3, "the database has free pages"
+        overwrite(path, [trunk], 4)
+    else:
+        overwrite(path, pages_of(path, damaged), 2)
     report = repaired(path)
     assert counts(path) == before
-    assert any("head" in note for note in report.notes)
-
-
-@pytest.mark.usefixtures("no_tool")
-def test_a_damaged_free_list_loses_no_row(path: Path) -> None:
-    before = counts(path)
-    data = path.read_bytes()
-    trunk, free = int.from_bytes(data[32:36], "big"), int.from_bytes(data[36:40], "big")
-    assert free > 3, "the database has free pages"
-    overwrite(path, [trunk], noise(random.Random(4)))
-    repaired(path)
-    assert counts(path) == before
-
-
-@pytest.mark.usefixtures("no_tool")
-def test_a_damaged_search_index_is_rebuilt_from_the_messages(path: Path) -> None:
-    before = counts(path)
-    overwrite(path, pages_of(path, "messages_fts_data"), noise(random.Random(5)))
-    repaired(path)
-    assert counts(path) == before
+    assert any("head" in note for note in report.notes) == (damaged == "the header")
     assert len(asyncio.run(found_again(path))) == 2 * TURNS
 
 
-@pytest.mark.usefixtures("no_tool")
 def test_rows_below_a_lost_root_page_are_reported_without_the_tool(path: Path) -> None:
     before = counts(path)
-    overwrite(path, pages_of(path, "messages")[:1], noise(random.Random(6)))
+    overwrite(path, pages_of(path, "messages")[:1], 6)
     report = repaired(path)
     [messages] = [one for one in report.tables if one.name == "messages"]
     assert (messages.rows, messages.expected) == (0, before["messages"])
@@ -230,7 +195,7 @@ def test_rows_below_a_lost_root_page_are_reported_without_the_tool(path: Path) -
 @pytest.fixture
 def tool(sound: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A `sqlite3` that recovers every row. Not every system has a real one with this command."""
-    real = shutil.which("sqlite3")
+    real = shutil.which("sqlite3", path=os.defpath)
     if real is None:
         pytest.skip("SQLite's command line tool is not installed")
     folder = tmp_path_factory.mktemp("tool")
@@ -240,43 +205,36 @@ def tool(sound: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
     script = f'#!/bin/sh\ncase "$*" in *.recover*) exec cat {folder}/rows.sql;; *) exec {real} "$@";; esac\n'
     (folder / "sqlite3").write_text(script)
     (folder / "sqlite3").chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setenv("PATH", f"{folder}:{os.defpath}")
 
 
 @pytest.mark.usefixtures("tool")
 @pytest.mark.parametrize("what", ["root", "first page"])
 async def test_rows_found_only_by_sqlites_tool_are_saved(path: Path, what: str) -> None:
     before = counts(path)
-    overwrite(path, [1] if what == "first page" else pages_of(path, "messages")[:1], noise(random.Random(6)))
+    overwrite(path, [1] if what == "first page" else pages_of(path, "messages")[:1], 6)
     report = repaired(path)
     assert counts(path) == before
     assert any("own tool found" in note for note in report.notes)
     assert len(await found_again(path)) == 2 * TURNS
 
 
-@pytest.mark.usefixtures("no_tool")
 @pytest.mark.parametrize("name", ["sessions", "chats"])
 async def test_messages_survive_the_loss_of_their_session_or_chat_row(path: Path, name: str) -> None:
     before = texts(path)
-    overwrite(path, pages_of(path, name), noise(random.Random(8)))
+    overwrite(path, pages_of(path, name), 8)
     report = repaired(path)
     assert texts(path) == before
     assert any("recreated" in note for note in report.notes)
-    store = await open_store(path)
-    try:
-        listed = await store.read(
-            lambda db: db.execute("SELECT id, lineage_id, depth, kind, next_seq FROM sessions").fetchall()
-        )
-        assert len(listed) == CHATS
-        for session_id, lineage_id, *_ in listed:
-            assert await store.read(sessions.count_messages, lineage_id) > 0, session_id
-    finally:
-        await store.close()
+    async with closed_after(open_store(path)) as store:
+        lineages = await store.read(lambda db: db.execute("SELECT lineage_id FROM sessions").fetchall())
+        assert len(lineages) == CHATS
+        for (lineage_id,) in lineages:
+            assert await store.read(sessions.count_messages, lineage_id) > 0, lineage_id
 
 
-@pytest.mark.usefixtures("no_tool")
 def test_messages_of_a_lost_turn_are_settled_as_dead(path: Path) -> None:
-    overwrite(path, pages_of(path, "turns"), noise(random.Random(9)))
+    overwrite(path, pages_of(path, "turns"), 9)
     report = repaired(path)
     with opened(path) as db:
         states = dict(db.execute("SELECT state, count(*) FROM inbox GROUP BY state"))
@@ -284,15 +242,12 @@ def test_messages_of_a_lost_turn_are_settled_as_dead(path: Path) -> None:
     assert any("send them again" in note for note in report.notes)
 
 
-@pytest.mark.usefixtures("no_tool")
 def test_a_row_with_damaged_json_is_dropped(path: Path) -> None:
     with opened(path) as db:
         db.execute("UPDATE inbox SET payload = '{\"text\": \"br' WHERE state = 'new'")
-    overwrite(path, pages_of(path, "messages_turn"), noise(random.Random(2)))
-    report = repaired(path)
-    [waiting] = [one for one in report.tables if one.name == "inbox"]
-    assert waiting.rows == TURNS + 1
-    assert waiting.lost == str(TURNS + 1)
+    overwrite(path, pages_of(path, "messages_turn"), 2)
+    [waiting] = [one for one in repaired(path).tables if one.name == "inbox"]
+    assert (waiting.rows, waiting.lost) == (TURNS + 1, str(TURNS + 1))
 
 
 def test_an_unfinished_search_index_is_not_damage(path: Path) -> None:
@@ -302,15 +257,12 @@ def test_an_unfinished_search_index_is_not_damage(path: Path) -> None:
 
 
 def test_a_full_disk_stops_the_repair_and_is_not_reported_as_damage(path: Path) -> None:
-    with (
-        contextlib.closing(sqlite3.connect(path.with_name("new.db"), isolation_level=None)) as new,
-        opened(path) as old,
-    ):
+    target = path.with_name("new.db")
+    with opened(target) as new, opened(path) as old:
         register_functions(new)
-        migrate(new, path.with_name("new.db"), shipped_migrations())
+        migrate(new, target, shipped_migrations())
         new.execute("PRAGMA foreign_keys = OFF")
-        (pages,) = new.execute("PRAGMA page_count").fetchone()
-        new.execute(f"PRAGMA max_page_count = {pages + 5}")
+        set_max_pages(new, 5)
         with pytest.raises(OSError, match="disk is full"):
             SalvageJob("messages", old, new).run()
 
@@ -328,7 +280,7 @@ def test_rows_in_the_write_ahead_log_are_saved(sound: Path, tmp_path: Path, is_h
         target.parent.mkdir()
         for suffix in ("", "-wal"):
             shutil.copy(f"{path}{suffix}", f"{target}{suffix}")
-    overwrite(target, pages_of(sound, "messages_turn"), noise(random.Random(2)))
+    overwrite(target, pages_of(sound, "messages_turn"), 2)
     if is_head_damaged:
         with target.open("r+b") as file:
             file.write(b"\xff" * 100)
@@ -339,53 +291,42 @@ def test_rows_in_the_write_ahead_log_are_saved(sound: Path, tmp_path: Path, is_h
     assert Path(report.kept + "-wal").exists()
 
 
-def test_a_repair_keeps_an_older_schema(tmp_path: Path) -> None:
+async def test_a_repair_keeps_an_older_schema(tmp_path: Path) -> None:
     path, version = tmp_path / "state.db", len(shipped_migrations()) - 1
-
-    async def make() -> None:
-        await (await open_store(path)).close()
-
-    asyncio.run(make())
+    await (await open_store(path)).close()
     with opened(path) as db:
+        make_chat(db)
         db.execute("ALTER TABLE sessions DROP COLUMN reasoning_effort")
         db.execute(f"DELETE FROM meta WHERE key = 'migration:{version + 1:04d}'")
         db.execute(f"PRAGMA user_version = {version}")
-        db.execute(
-            "INSERT INTO chats (id, platform, account, chat_ref, kind, created_at, updated_at) "
-            "VALUES (1, 'local', 'local', 'a', 'local', 0, 0)"
-        )
-    overwrite(path, pages_of(path, "sqlite_autoindex_chats_1"), noise(random.Random(2)))
+    overwrite(path, pages_of(path, "sqlite_autoindex_chats_1"), 2)
     assert repair_database(path) is not None
     with opened(path) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (version,)
-    asyncio.run(make())
+    await (await open_store(path)).close()
     assert counts(path)["chats"] == 1
 
 
-def test_an_unrepairable_database_is_not_changed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    overwrite(path, [1], noise(random.Random(10)))
+@pytest.mark.parametrize(
+    ("error", "said"), [(StoreUnavailable, r"is unchanged.*sqlite3"), (DatabaseRejected, "newer hermes-gateway")]
+)
+def test_an_unrepairable_or_newer_database_is_not_changed(path: Path, error: type[Exception], said: str) -> None:
+    if error is StoreUnavailable:
+        overwrite(path, [1], 10)
+    else:
+        with opened(path) as db:
+            db.execute("PRAGMA user_version = 99")
     before = path.read_bytes()
-    with pytest.raises(StoreUnavailable, match=r"is unchanged.*sqlite3"):
+    with pytest.raises(error, match=said):
         repair_database(path)
     assert path.read_bytes() == before
     assert {file.name for file in path.parent.iterdir()} == {"state.db", "state.db.lock"}
 
 
-def test_a_newer_database_is_not_touched(path: Path) -> None:
-    with opened(path) as db:
-        db.execute("PRAGMA user_version = 99")
-    with pytest.raises(DatabaseRejected, match="newer hermes-gateway"):
-        repair_database(path)
-
-
 async def test_the_database_of_a_running_gateway_is_not_repaired(path: Path) -> None:
-    store = await open_store(path)
-    try:
+    async with closed_after(open_store(path)):
         with pytest.raises(LockUnavailable):
             await asyncio.to_thread(repair_database, path)
-    finally:
-        await store.close()
 
 
 def test_a_missing_database_cannot_be_repaired(tmp_path: Path) -> None:
@@ -412,12 +353,13 @@ def _damage(path: Path, rng: random.Random) -> str:
             "another page": data[other : other + PAGE],
             "half": page[: PAGE // 2] + rng.randbytes(PAGE // 2),
         }[way]
-        overwrite(path, [number], partial(bytes, content))
+        with path.open("r+b") as file:
+            file.seek((number - 1) * PAGE)
+            file.write(content)
     return way
 
 
 @pytest.mark.fuzz
-@pytest.mark.usefixtures("no_tool")
 def test_random_damage_loses_only_damaged_rows_and_invents_none(sound: Path, tmp_path: Path) -> None:
     before, total, shares = texts(sound), sum(counts(sound).values()), []
     circle = 145  # a misplaced page made the order of keys return to itself

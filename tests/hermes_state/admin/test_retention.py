@@ -7,6 +7,8 @@ from hermes_state.store.sql import save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 from tests.databases import sqlite_only
+from tests.hermes_state.helpers import check_index
+from tests.hermes_state.rows import exchange, make_chat
 
 MAX_AGE_MILLIS = 30 * 24 * 3_600_000
 NOW = Millis(10 * MAX_AGE_MILLIS)
@@ -14,20 +16,13 @@ OLD = Millis(NOW - MAX_AGE_MILLIS - 1)
 RECENT = Millis(NOW - MAX_AGE_MILLIS + 1)
 
 
-def add_chat(db: sqlite3.Connection) -> None:
+def add_inbox(db: sqlite3.Connection, key: str, state: str, settled_at: int | None) -> None:
     db.execute(
-        "INSERT INTO chats (id, platform, account, chat_ref, kind, created_at, updated_at) "
-        "VALUES (1, 'local', 'local', 'a', 'local', 0, 0)"
-    )
-
-
-def add_inbox(db: sqlite3.Connection, key: str, state: str, settled_at: int | None) -> int:
-    return db.execute(
         """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, sender_ref, sender_name, message_ref,
           payload, state, sent_at, received_at, settled_at)
-        VALUES ('local', 'local', ?, 1, 'message', 'local:a', 'A', ?, '', ?, 0, 0, ?) RETURNING id""",
+        VALUES ('local', 'local', ?, 1, 'message', 'local:a', 'A', ?, '', ?, 0, 0, ?)""",
         (key, key, state, settled_at),
-    ).fetchone()[0]
+    )
 
 
 def add_outbox(db: sqlite3.Connection, key: str, state: str, settled_at: int | None) -> None:
@@ -50,48 +45,51 @@ def keys(db: sqlite3.Connection, table: str, column: str) -> set[str]:
     return {row[0] for row in db.execute(f"SELECT {column} FROM {table}")}
 
 
+def add_schedule(db: sqlite3.Connection, state: str, next_at: int | None, fired_at: int) -> None:
+    db.execute(
+        """INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, created_at, state,
+        next_at, fired_at) VALUES (1, 'telegram:1', 'Ann', '@daily', 'UTC', 'look', 1, ?, ?, ?)""",
+        (state, next_at, fired_at),
+    )
+
+
 async def test_only_old_settled_rows_are_removed(store: Store) -> None:
-    await store.write(add_chat)
-    await store.write(add_inbox, "old", "done", OLD)
-    await store.write(add_inbox, "recent", "done", RECENT)
-    await store.write(add_inbox, "waiting", "new", None)
-    await store.write(add_outbox, "old", "sent", OLD)
-    await store.write(add_outbox, "dead", "dead", OLD)
-    await store.write(add_outbox, "recent", "sent", RECENT)
-    await store.write(add_outbox, "owed", "pending", None)
-    await store.write(add_pairing, "expired", "pending", NOW - 1)
-    await store.write(add_pairing, "open", "pending", NOW + 1)
-    await store.write(add_pairing, "approved", "approved", NOW - 1)
-    await store.write(add_pairing, "revoked", "revoked", NOW - 1)
+    def fill(db: sqlite3.Connection) -> None:
+        make_chat(db)
+        for row in (("old", "done", OLD), ("recent", "done", RECENT), ("waiting", "new", None)):
+            add_inbox(db, *row)
+        outbox = ("old", "sent", OLD), ("dead", "dead", OLD), ("recent", "sent", RECENT), ("owed", "pending", None)
+        for row in outbox:
+            add_outbox(db, *row)
+        for code, state in (("expired", "pending"), ("approved", "approved"), ("revoked", "revoked")):
+            add_pairing(db, code, state, NOW - 1)
+        add_pairing(db, "open", "pending", NOW + 1)
+        for schedule in (("done", None, OLD), ("done", None, RECENT), ("paused", None, OLD), ("active", 5, OLD)):
+            add_schedule(db, *schedule)
 
+    await store.write(fill)
     removed = await remove_expired(store, NOW, MAX_AGE_MILLIS)
-
-    assert removed == {"inbox": 1, "outbox": 2, "schedules": 0, "pairings": 1}
+    assert removed == {"inbox": 1, "outbox": 2, "schedules": 1, "pairings": 1}
     assert await store.read(keys, "inbox", "event_ref") == {"recent", "waiting"}
     assert await store.read(keys, "outbox", "dedupe_key") == {"recent", "owed"}
     assert await store.read(keys, "pairings", "code_hash") == {"open", "approved", "revoked"}
+    assert await store.read(keys, "schedules", "id || state") == {"2done", "3paused", "4active"}
 
 
 async def test_a_message_survives_the_removal_of_its_inbox_key(store: Store) -> None:
-    def add_message(db: sqlite3.Connection) -> None:
-        inbox_id = add_inbox(db, "old", "done", OLD)
-        db.execute("INSERT INTO sessions (id, key, chat_id, lineage_id, started_at) VALUES (1, 'k', 1, 1, 0)")
-        db.execute(
-            """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, inbox_id, created_at)
-            VALUES (1, 1, 1, 1, 'user', 'human', 'kept', ?, 0)""",
-            (inbox_id,),
-        )
+    def settle(db: sqlite3.Connection) -> None:
+        exchange(db, make_chat(db), "kept", "a")
+        db.execute("UPDATE inbox SET settled_at = ?", (OLD,))
 
-    await store.write(add_chat)
-    await store.write(add_message)
+    await store.write(settle)
     await remove_expired(store, NOW, MAX_AGE_MILLIS)
-    rows = await store.read(lambda db: db.execute("SELECT text, inbox_id FROM messages").fetchall())
-    assert rows == [("kept", None)]
+    rows = await store.read(lambda db: db.execute("SELECT text, inbox_id FROM messages ORDER BY id").fetchall())
+    assert rows[0] == ("kept", None)
 
 
 async def test_many_rows_are_removed_in_slices(store: Store) -> None:
     def fill(db: sqlite3.Connection) -> None:
-        add_chat(db)
+        make_chat(db)
         for number in range(SLICE_ROWS * 2 + 1):
             add_inbox(db, str(number), "done", OLD)
 
@@ -102,25 +100,13 @@ async def test_many_rows_are_removed_in_slices(store: Store) -> None:
 
 @sqlite_only
 async def test_maintenance_copies_the_log_and_merges_the_index(store: Store) -> None:
-    def say(db: sqlite3.Connection, number: int) -> None:
-        db.execute(
-            """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)
-            VALUES (1, 1, 1, ?, 'user', 'human', ?, 0)""",
-            (number, f"word{number} and more"),
-        )
-
-    def start(db: sqlite3.Connection) -> None:
-        add_chat(db)
-        db.execute("INSERT INTO sessions (id, key, chat_id, lineage_id, started_at) VALUES (1, 'k', 1, 1, 0)")
-
-    await store.write(start)
+    chat = await store.write(make_chat)
     for number in range(1, 30):
-        await store.write(say, number)
+        await store.write(exchange, chat, f"word{number} and more", "yes")
     pages, copied = await maintain(store)
     assert copied == pages > 0
     assert not await store.write(merge_index), "there was still something to merge"
-    check = "INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)"
-    await store.write(lambda db: db.execute(check))
+    await check_index(store)
 
 
 @sqlite_only
@@ -143,25 +129,3 @@ async def test_a_checkpoint_does_not_wait_for_readers_and_reports_the_rest(store
     await reading
     pages, copied = await asyncio.to_thread(checkpoint, store.path)
     assert copied == pages
-
-
-async def test_only_finished_schedules_are_removed(store: Store) -> None:
-    def fill(db: sqlite3.Connection) -> None:
-        add_chat(db)
-        for state, next_at, fired_at in (
-            ("done", None, OLD),
-            ("done", None, RECENT),
-            ("paused", None, OLD),
-            ("active", 5, OLD),
-        ):
-            values = (state, next_at, fired_at)
-            db.execute(
-                """INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, created_at, state,
-                next_at, fired_at) VALUES (1, 'telegram:1', 'Ann', '@daily', 'UTC', 'look', 1, ?, ?, ?)""",
-                values,
-            )
-
-    await store.write(fill)
-    assert (await remove_expired(store, NOW, MAX_AGE_MILLIS))["schedules"] == 1
-    left = await store.read(lambda db: db.execute("SELECT id, state FROM schedules ORDER BY id").fetchall())
-    assert left == [(2, "done"), (3, "paused"), (4, "active")]

@@ -1,6 +1,3 @@
-"""After all migrations, both engines have the same tables."""
-
-import contextlib
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -9,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.store.sql import scalars
-from tests.postgres import PlainConnection, Postgres, connect
+from tests.hermes_state.helpers import opened_as_ours
+from tests.postgres import PlainConnection, connect
 
 pytestmark = pytest.mark.cluster
 
@@ -42,11 +39,8 @@ class Table:
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    path = tmp_path / "state.db"
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        register_functions(db)
-        prepare_writer(db, path, "NORMAL", 1.0)
-        migrate(db, path)
+    with opened_as_ours(tmp_path / "state.db") as db:
+        migrate(db, tmp_path / "state.db")
         yield db
 
 
@@ -73,15 +67,6 @@ def test_every_id_is_generated_by_the_database(postgresql: PlainConnection) -> N
     given = "SELECT table_name FROM information_schema.columns WHERE table_schema = 'public' AND is_identity = 'YES'"
     with_id = {name for name, table in postgres_tables(postgresql).items() if table.primary_key == ["id"]}
     assert set(scalars(postgresql, str, given)) == with_id
-
-
-def test_a_database_for_a_test_is_dropped_after_it(postgres: Postgres) -> None:
-    mine = "SELECT count(*) FROM pg_database WHERE datname = ?"
-    with postgres.fresh_database() as url, connect(url) as db:
-        (name,) = db.execute("SELECT current_database()").fetchone() or ()
-        assert db.execute("SELECT count(*) FROM messages").fetchone() == (0,)
-    with postgres.database() as url, connect(url) as db:
-        assert db.execute(mine, (name,)).fetchone() == (0,)
 
 
 def sqlite_tables(db: sqlite3.Connection) -> dict[str, Table]:

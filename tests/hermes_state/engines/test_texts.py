@@ -29,7 +29,7 @@ ON_FILES = {
 }
 """Modules and packages that only work on SQLite, with the reason."""
 NOT_SHARED = {
-    "hermes_state.admin.retention": 3,  # maintenance of a file: statistics and log
+    "hermes_state.admin.retention": 3  # maintenance of a file: statistics and log
 }
 """Number of texts in other modules that PostgreSQL does not understand."""
 INT8 = 20  # oid: integers are bound as bigint, everything else as text whose type the server infers

@@ -1,5 +1,3 @@
-"""Attachment files in a folder and in the object stores that obstore supports."""
-
 import hashlib
 import os
 import time
@@ -46,30 +44,22 @@ def everything(files: AttachmentFolder) -> list[Path]:
     return [path for path in files.folder.rglob("*") if path.is_file()]
 
 
-def test_a_stored_file_is_read_by_the_path_of_its_hash(files: AttachmentFolder) -> None:
+def test_a_stored_file_is_private_and_read_by_the_path_of_its_hash(files: AttachmentFolder) -> None:
     digest = hashlib.sha256(b"hello").hexdigest()
     stored = keep(files, b"hello", "č.txt")
-    assert stored == StoredFile(
-        sha256=digest, path=f"{digest[:2]}/{digest}", name="č.txt", mime="text/plain", size_bytes=5
-    )
-    assert files.read(stored.path) == b"hello"
-    assert files.local(stored.path).read_bytes() == b"hello"
-
-
-def test_the_same_bytes_are_one_file(files: AttachmentFolder) -> None:
-    assert keep(files, b"same", "a").path == keep(files, b"same", "b").path
+    path = f"{digest[:2]}/{digest}"
+    assert stored == StoredFile(sha256=digest, path=path, name="č.txt", mime="text/plain", size_bytes=5)
+    assert files.read(path) == b"hello"
+    local = files.local(path)
+    assert local.read_bytes() == b"hello"
+    assert [file.stat().st_mode & 0o777 for file in (local, local.parent)] == [0o600, 0o700]
+    assert keep(files, b"hello", "b").path == path
     assert len(everything(files)) == 1
 
 
 def test_a_large_file_is_stored_completely(files: AttachmentFolder) -> None:
     data = os.urandom(1 << 20) * 4
     assert files.read(keep(files, data).path) == data
-
-
-def test_stored_files_are_private(files: AttachmentFolder) -> None:
-    path = files.local(keep(files, b"private").path)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_removing_a_file_removes_its_copies(files: AttachmentFolder) -> None:
@@ -86,6 +76,9 @@ def test_removing_a_file_removes_its_copies(files: AttachmentFolder) -> None:
 
 
 def test_a_copy_written_concurrently_is_always_complete(files: AttachmentFolder) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.keep_copy("ab/never-there.9-9", b"smaller")
+    assert everything(files) == []
     path, data = keep(files, b"original").path, os.urandom(300_000)
     files.keep_copy(f"{path}.9-9", data)
 
@@ -98,21 +91,14 @@ def test_a_copy_written_concurrently_is_always_complete(files: AttachmentFolder)
     assert sorted(file.name for file in everything(files)) == sorted([Path(path).name, f"{Path(path).name}.9-9"])
 
 
-def test_an_unwritable_copy_leaves_no_file(files: AttachmentFolder) -> None:
-    with pytest.raises(FileNotFoundError):
-        files.keep_copy("ab/never-there.9-9", b"smaller")
-    assert everything(files) == []
-
-
 def test_old_unfinished_downloads_are_removed(files: AttachmentFolder) -> None:
     kept, old, new = keep(files, b"kept").path, files.new_file(), files.new_file()
     for path in (old, files.local(kept)):
         os.utime(path, (1_000, 1_000))
+    for name in ("incoming-a", "incoming-z"):
+        vanish(old.parent, name)
     files.remove_leftovers(2_000_000)
     assert (old.exists(), new.exists(), files.read(kept)) == (False, True, b"kept")
-
-
-# ---- the cache of an object store
 
 
 @pytest.fixture
@@ -120,17 +106,18 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
-def machine(store: MemoryStore, folder: Path, most: int = MUCH) -> AttachmentBucket:
-    return AttachmentBucket(store, folder, most)
-
-
-def test_another_machine_reads_a_stored_file(store: MemoryStore, tmp_path: Path) -> None:
-    path = keep(machine(store, tmp_path / "one"), b"shared").path
-    other = machine(store, tmp_path / "other")
+def test_another_machine_reads_a_stored_file_but_no_changed_bytes(store: MemoryStore, tmp_path: Path) -> None:
+    path = keep(AttachmentBucket(store, tmp_path / "one", MUCH), b"shared").path
+    other = AttachmentBucket(store, tmp_path / "other", MUCH)
     assert other.read(path) == b"shared"
+    store.put(path, b"changed")
+    third = AttachmentBucket(store, tmp_path / "third", MUCH)
+    with pytest.raises(OSError, match="different bytes"):
+        third.read(path)
+    assert everything(third) == []
     other.remove([path])
     with pytest.raises(FileNotFoundError):
-        machine(store, tmp_path / "third").read(path)
+        third.read(path)
 
 
 def test_a_cached_file_is_not_downloaded_again(tmp_path: Path) -> None:
@@ -143,13 +130,17 @@ def test_a_cached_file_is_not_downloaded_again(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_bounded_and_evicted_files_are_downloaded_again(store: MemoryStore, tmp_path: Path) -> None:
-    files = machine(store, tmp_path, most=100)
+    files = AttachmentBucket(store, tmp_path, 100)
     paths = [keep(files, bytes([number]) * 40).path for number in range(2)]
+    old, new = files.new_file(), files.new_file()
+    os.utime(old, (1_000, 1_000))
+    vanish(tmp_path, "ab/vanished")
     long_ago = time.time() - IN_USE_SECONDS - 60
     for age, path in enumerate(paths):
         os.utime(tmp_path / path, (long_ago - age, long_ago - age))
     newest = keep(files, b"x" * 40).path
     assert {path for path in (*paths, newest) if (tmp_path / path).exists()} == {paths[0], newest}
+    assert (old.exists(), new.exists()) == (False, True), "leftovers are removed"
     assert files.read(paths[1]) == b"\1" * 40
 
 
@@ -160,46 +151,13 @@ def vanish(folder: Path, name: str) -> None:
     place.symlink_to(folder / "gone")
 
 
-def test_a_file_deleted_during_cache_trimming_is_ignored(store: MemoryStore, tmp_path: Path) -> None:
-    files = machine(store, tmp_path, most=10)
-    vanish(tmp_path, "ab/vanished")
-    assert files.read(keep(files, b"x" * 40).path) == b"x" * 40
-
-
-def test_a_file_deleted_during_leftover_removal_is_ignored(tmp_path: Path) -> None:
-    files = AttachmentFolder(tmp_path)
-    old = files.new_file()
-    os.utime(old, (1_000, 1_000))
-    for name in ("incoming-a", "incoming-z"):
-        vanish(tmp_path, name)
-    files.remove_leftovers(2_000_000)
-    assert not old.exists()
-
-
-def test_each_machine_removes_leftovers_from_its_own_cache(store: MemoryStore, tmp_path: Path) -> None:
-    files = machine(store, tmp_path, most=10)
-    old, new = files.new_file(), files.new_file()
-    os.utime(old, (1_000, 1_000))
-    keep(files, b"x" * 40)
-    assert (old.exists(), new.exists()) == (False, True)
-
-
 def test_recently_requested_files_stay_in_a_full_cache(store: MemoryStore, tmp_path: Path) -> None:
-    files = machine(store, tmp_path, most=50)
+    files = AttachmentBucket(store, tmp_path, 50)
     first = keep(files, b"a" * 40).path
     os.utime(tmp_path / first, (1_000, 1_000))
     found = files.local(first)
     keep(files, b"b" * 40)
     assert found.read_bytes() == b"a" * 40
-
-
-def test_changed_bytes_are_refused(store: MemoryStore, tmp_path: Path) -> None:
-    path = keep(machine(store, tmp_path / "one"), b"as it was").path
-    store.put(path, b"changed")
-    other = machine(store, tmp_path / "other")
-    with pytest.raises(OSError, match="different bytes"):
-        other.read(path)
-    assert everything(other) == []
 
 
 def test_a_failed_upload_stores_nothing_and_keeps_the_source(tmp_path: Path) -> None:
@@ -214,3 +172,17 @@ def test_a_failed_upload_stores_nothing_and_keeps_the_source(tmp_path: Path) -> 
         assert everything(files) == [fetched]
         del fake.faults["PUT"]
         assert files.read(files.keep(fetched, "a", None).path) == b"again"
+
+
+def test_a_truncated_object_is_an_error(tmp_path: Path) -> None:
+    with object_store() as fake:
+        files = open_bucket(fake.url, fake.options, tmp_path)
+        path = keep(files, b"whole" * 1_000).path
+        files.local(path).unlink()
+        fake.breaks_off = True
+        with pytest.raises(OSError, match=r".") as raised:
+            files.read(path)
+        assert not isinstance(raised.value, FileNotFoundError)
+        assert everything(files) == []
+        fake.breaks_off = False
+        assert files.read(path) == b"whole" * 1_000

@@ -1,5 +1,3 @@
-"""Owners and costs of model calls. Nothing unknown counts as zero."""
-
 import sqlite3
 from dataclasses import replace
 
@@ -27,34 +25,33 @@ def test_a_call_belongs_to_its_chat_and_adds_to_the_sessions_totals(db: sqlite3.
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
     ledger.record(db, turn.id, turn.lineage_id, PRICED, START)
+    ledger.record(db, None, None, replace(PRICED, purpose="transcription"), START, chat)
     rows = db.execute("SELECT chat_id, lineage_id, turn_id, cost_microusd FROM model_calls").fetchall()
-    assert rows == [(chat, turn.lineage_id, turn.id, None), (chat, turn.lineage_id, turn.id, 250)]
+    lineage = turn.lineage_id
+    assert rows == [(chat, lineage, turn.id, None), (chat, lineage, turn.id, 250), (chat, None, None, 250)]
     session = load_active(db, chat)
     assert session is not None
     assert db.execute(TOTALS, (session.id,)).fetchone() == (20, 10, 2, 250, 1)
+    assert cost_of_chat(db, chat, START) == 500
 
 
-def test_a_call_without_a_conversation_belongs_to_its_chat(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    ledger.record(db, None, None, replace(PRICED, purpose="transcription"), START, chat)
-    assert db.execute("SELECT chat_id, lineage_id, cost_microusd FROM model_calls").fetchall() == [(chat, None, 250)]
-    assert cost_of_chat(db, chat, START) == 250
-
-
-def test_a_failed_call_is_counted_with_its_known_usage(db: sqlite3.Connection) -> None:
-    turn = exchange(db, make_chat(db), "q", "a")
-    ledger.record(db, turn.id, turn.lineage_id, replace(CALL, outcome="timeout", usage=None), START)
-    ledger.record(db, turn.id, turn.lineage_id, replace(PRICED, outcome="malformed"), START)
+def test_a_failed_call_is_counted_with_its_known_usage_and_cost(db: sqlite3.Connection) -> None:
+    turn, other = (exchange(db, make_chat(db, ref), "q", "a") for ref in ("1", "2"))
+    for call in (
+        replace(CALL, outcome="timeout", usage=None),
+        replace(PRICED, outcome="malformed"),
+        replace(PRICED, usage=None),
+    ):
+        ledger.record(db, turn.id, turn.lineage_id, call, START)
+    ledger.record(db, None, turn.lineage_id, replace(PRICED, purpose="title"), START)
     spent = load_by_purpose(db, lineage_id=turn.lineage_id)["turn"]
-    assert (spent.calls, spent.failed_calls, spent.unpriced_calls, spent.cost) == (3, 2, 1, 250)
+    assert (spent.calls, spent.failed_calls, spent.unpriced_calls, spent.cost) == (4, 2, 1, 500)
     assert spent.input_tokens == 20
-
-
-def test_the_cost_of_a_call_without_usage_counts(db: sqlite3.Connection) -> None:
-    turn = exchange(db, make_chat(db), "q", "a")
-    ledger.record(db, None, turn.lineage_id, replace(PRICED, usage=None), START)
-    assert cost_of_conversation(db, turn.lineage_id) == 250
-    assert load_since(db, START).unpriced_calls == 1
+    assert cost_of_conversation(db, turn.lineage_id) == 750
+    assert load_since(db, START).unpriced_calls == 2
+    assert ledger.call_outcomes(db, turn.lineage_id, "turn") == ["ok", "timeout", "malformed", "ok"]
+    assert ledger.call_outcomes(db, other.lineage_id, "turn") == ["ok"]
+    assert ledger.call_outcomes(db, turn.lineage_id, "summary") == []
 
 
 def test_a_chats_usage_is_the_sum_of_its_conversations(db: sqlite3.Connection) -> None:
@@ -112,11 +109,3 @@ def test_slices_separate_quarter_hours_chats_models_and_purposes(db: sqlite3.Con
         (quarter, chat, "scripted", "turn", 1),
     ]
     assert sum(one.spent.calls for one in load_slices(db, START, chat)) == 4
-
-
-def test_outcomes_by_conversation_and_purpose_include_failed_calls(db: sqlite3.Connection) -> None:
-    first, second = (exchange(db, make_chat(db, ref), "q", "a").lineage_id for ref in ("1", "2"))
-    for lineage, outcome in ((first, "ok"), (first, "timeout"), (second, "ok")):
-        ledger.record(db, None, lineage, replace(PRICED, purpose="title", outcome=outcome), Millis(START))
-    assert [ledger.call_outcomes(db, one, "title") for one in (first, second)] == [["ok", "timeout"], ["ok"]]
-    assert ledger.call_outcomes(db, first, "summary") == []

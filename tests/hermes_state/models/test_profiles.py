@@ -1,5 +1,4 @@
-import contextlib
-import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -7,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
 from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.models import profiles
@@ -22,6 +20,7 @@ from hermes_state.models.profiles import (
 )
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, Tokens
+from tests.hermes_state.helpers import closed_after, execute, opened_as_ours
 from tests.hermes_state.rows import migrated
 from tests.sampling import examples
 
@@ -32,91 +31,69 @@ SET = Tokens(131_072)
 LEARNED = Calibration(scale=1.31, image_tokens=765.5, samples=4, image_samples=2)
 
 
-async def test_an_unknown_model_has_the_defaults(store: Store) -> None:
-    assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile()
-
-
-async def test_learned_values_survive_a_restart(tmp_path: Path) -> None:
-    first = await SqliteStore.open(tmp_path / "state.db")
-    await first.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    await first.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
-    await first.close()
-    second = await SqliteStore.open(tmp_path / "state.db")
-    try:
+async def test_learned_values_survive_a_restart_and_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with closed_after(SqliteStore.open(path)) as first:
+        assert await first.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile()
+        for _ in range(2):  # in either order
+            await first.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
+            await first.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
+    async with closed_after(SqliteStore.open(path)) as second:
         found = await second.read(profiles.load_profile, ROUTE, MODEL)
-    finally:
-        await second.close()
-    assert found == ModelProfile(calibration=LEARNED, learned_context=Tokens(65_536), learned_beside=SET)
+        assert found == ModelProfile(calibration=LEARNED, learned_context=Tokens(65_536), learned_beside=SET)
+        assert await second.read(profiles.load_profile, ROUTE, "another") == ModelProfile()
+        assert await second.read(profiles.load_profile, "elsewhere", MODEL) == ModelProfile()
 
 
-async def test_models_and_routes_are_kept_apart(store: Store) -> None:
+async def learn(store: Store, stated: int, context: int = SET, *, is_of_input: bool = False) -> ModelProfile:
+    """Learn a size beside a context length, and return the profile."""
+    args = (ROUTE, MODEL, Tokens(stated), Tokens(context), NOW)
+    await store.write(profiles.learn_context, *args, is_of_input=is_of_input)
+    return await store.read(profiles.load_profile, ROUTE, MODEL)
+
+
+async def test_a_learned_window_only_shrinks_and_holds_only_for_its_context_length(store: Store) -> None:
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    assert await store.read(profiles.load_profile, ROUTE, "another") == ModelProfile()
-    assert await store.read(profiles.load_profile, "elsewhere", MODEL) == ModelProfile()
-
-
-async def test_a_learned_window_only_shrinks(store: Store) -> None:
     for stated in (65_536, 131_072, 32_768, 40_000):
-        await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(stated), SET, NOW)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL)
-    assert found == ModelProfile(learned_context=Tokens(32_768), learned_beside=SET)
-
-
-async def test_a_learned_window_holds_only_for_its_context_length(store: Store) -> None:
-    await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(32_768), SET, NOW)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+        found = await learn(store, stated)
+    assert found == ModelProfile(calibration=LEARNED, learned_context=Tokens(32_768), learned_beside=SET)
     assert found.window(SET) == 32_768
     for other in (SET - 1, SET + 1, 32_768):
         assert found.window(Tokens(other)) == other
-    larger = Tokens(200_000)
-    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), larger, NOW)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL)
-    assert (found.window(larger), found.window(SET)) == (65_536, SET)
+    found = await learn(store, 65_536, 200_000)
+    assert (found.window(Tokens(200_000)), found.window(SET)) == (65_536, SET)
     assert found.calibration == LEARNED
 
 
 async def test_a_prompt_limit_is_learned_and_dropped_with_the_window(store: Store) -> None:
     for stated in (90_000, 100_000):
-        await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(stated), SET, NOW, is_of_input=True)
-    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(120_000), SET, NOW)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+        await learn(store, stated, is_of_input=True)
+    found = await learn(store, 120_000)
     assert (found.window(SET), found.max_input(SET, None)) == (120_000, 90_000)
     assert found.max_input(SET, Tokens(80_000)) == 80_000
     other = Tokens(SET + 1)
     assert (found.window(other), found.max_input(other, None)) == (other, None)
-    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(110_000), other, NOW, is_of_input=True)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+    found = await learn(store, 110_000, other, is_of_input=True)
     assert (found.window(other), found.max_input(other, None), found.window(SET)) == (other, 110_000, SET)
 
 
 async def test_a_new_offer_replaces_the_earlier_one(store: Store) -> None:
-    await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(32_768), SET, NOW)
+    expected = ModelProfile()
     for context, output in ((65_536, 8_192), (None, 4_096), (None, None)):
         offer = OfferedSize(
-            context_length=None if context is None else Tokens(context),
-            max_output_tokens=None if output is None else Tokens(output),
-            at=NOW,
+            context_length=context and Tokens(context), max_output_tokens=output and Tokens(output), at=NOW
         )
         await store.write(profiles.save_offer, ROUTE, MODEL, offer)
         found = await store.read(profiles.load_profile, ROUTE, MODEL)
-        assert found == ModelProfile(
-            calibration=LEARNED, learned_context=Tokens(32_768), learned_beside=SET, offer=offer
-        )
-
-
-async def test_an_offer_can_create_the_profile(store: Store) -> None:
-    offer = OfferedSize(context_length=Tokens(65_536), max_output_tokens=None, at=NOW)
-    await store.write(profiles.save_offer, ROUTE, MODEL, offer)
-    assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(offer=offer)
+        assert found == replace(expected, offer=offer)
+        await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
+        await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(32_768), SET, NOW)
+        expected = ModelProfile(calibration=LEARNED, learned_context=Tokens(32_768), learned_beside=SET)
 
 
 async def test_a_window_without_a_known_context_length_is_learned_again(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        register_functions(db)
-        prepare_writer(db, path, "FULL", 1.0)
+    with opened_as_ours(path) as db:
         migrate(db, path, shipped_migrations()[:1])
         row = (ROUTE, MODEL, msgspec.json.encode(LEARNED).decode(), 65_536, NOW)
         db.execute("INSERT INTO model_profiles VALUES (?, ?, ?, ?, ?)", row)
@@ -124,21 +101,22 @@ async def test_a_window_without_a_known_context_length_is_learned_again(tmp_path
         assert profiles.load_profile(db, ROUTE, MODEL) == ModelProfile(calibration=LEARNED)
 
 
-async def test_a_new_calibration_keeps_the_window(store: Store) -> None:
-    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
-    await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL)
-    assert found == ModelProfile(calibration=LEARNED, learned_context=Tokens(65_536), learned_beside=SET)
-
-
 @pytest.mark.parametrize(
-    "stored", ["", "[]", "{", '{"scale": 0}', '{"scale": 1e9}', '{"image_tokens": -1}', '{"scale": null}']
+    "stored",
+    [
+        *("", "[]", "{", '{"scale": 0}', '{"scale": 1e9}', '{"image_tokens": -1}', '{"scale": null}'),
+        '{"max_side": "many"}',
+    ],
 )
-async def test_an_invalid_calibration_is_learned_again(store: Store, stored: str) -> None:
+async def test_invalid_values_are_learned_again(store: Store, stored: str) -> None:
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
-    await store.write(lambda db: db.execute("UPDATE model_profiles SET calibration = ?", (stored,)) and None)
+    column = "image_facts" if "side" in stored else "calibration"
+    await execute(store, f"UPDATE model_profiles SET {column} = ?", stored)
+    if "scale" not in stored:
+        await execute(store, "UPDATE model_profiles SET image_facts = ?", stored)
     found = await store.read(profiles.load_profile, ROUTE, MODEL)
     assert found == ModelProfile(learned_context=Tokens(65_536), learned_beside=SET)
+    assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == profiles.LearnedImageLimits()
 
 
 @examples(20)
@@ -167,24 +145,17 @@ async def test_an_output_limit_holds_for_a_week(store: Store) -> None:
     assert limits == [4_096, 4_096, None, None], "the clock was set back in the last one"
 
 
-async def test_image_limits_do_not_change_other_columns(store: Store) -> None:
-    facts = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, takes_none=True, max_side=500, refused=(7, 9))
-    assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == profiles.LearnedImageLimits()
-    await store.write(profiles.save_image_limits, ROUTE, MODEL, facts, NOW)
-    await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == facts
-    assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(calibration=LEARNED)
-
-
 async def test_image_limits_of_two_nodes_are_merged(store: Store) -> None:
-    mine = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, max_side=900, max_bytes=5_000, refused=(7, 9))
-    theirs = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, max_side=500, max_count=3, refused=(9, 11))
-    both = profiles.LearnedImageLimits(
-        mark="abc", learned_at=NOW, max_side=500, max_bytes=5_000, max_count=3, refused=(7, 9, 11)
-    )
+    shared = {"mark": "abc", "learned_at": NOW}
+    mine = profiles.LearnedImageLimits(**shared, max_side=900, max_bytes=5_000, refused=(7, 9))
+    theirs = profiles.LearnedImageLimits(**shared, max_side=500, max_count=3, refused=(9, 11))
+    both = profiles.LearnedImageLimits(**shared, max_side=500, max_bytes=5_000, max_count=3, refused=(7, 9, 11))
+    assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == profiles.LearnedImageLimits()
     await store.write(profiles.save_image_limits, ROUTE, MODEL, mine, NOW)
+    await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
     assert await store.write(profiles.save_image_limits, ROUTE, MODEL, theirs, NOW) == both
     assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == both
+    assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(calibration=LEARNED)
 
 
 @pytest.mark.parametrize(("mark", "later"), [("abc", profiles.MAX_LIMIT_AGE_MS), ("def", 0)])
@@ -194,10 +165,3 @@ async def test_expired_limits_are_dropped_but_refused_images_kept(store: Store, 
     await store.write(profiles.save_image_limits, ROUTE, MODEL, old, NOW)
     kept = await store.write(profiles.save_image_limits, ROUTE, MODEL, new, Millis(NOW + later))
     assert kept == profiles.LearnedImageLimits(mark=mark, learned_at=NOW + later, max_side=900, refused=(7,))
-
-
-@pytest.mark.parametrize("stored", ["", "[]", "{", '{"max_side": "many"}'])
-async def test_unreadable_image_limits_are_learned_again(store: Store, stored: str) -> None:
-    await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    await store.write(lambda db: db.execute("UPDATE model_profiles SET image_facts = ?", (stored,)) and None)
-    assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == profiles.LearnedImageLimits()

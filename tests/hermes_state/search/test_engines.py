@@ -26,22 +26,8 @@ QUERIES, ROWS = 300, 600
 WORDS = ["door", "Doors", "dorian", "red", "Café", "CAFE", "naïve", "foo_bar", "don't", "Straße", "Ωμέγα", "ёлка", "x1"]
 HAN = "数据库据数坏了"
 OTHERS = [
-    "🎉",
-    "👩‍👩‍👧",
-    "☕",
-    "😀😀",
-    "e\u0301te\u0301",
-    "½",
-    "\0",
-    "'",
-    "\\",
-    "한국어",
-    "カタカナ",
-    "𞤀",
-    "\u200b",
-    "ﬁ",
-    "İ",
-    "ǆ",
+    *("🎉", "👩‍👩‍👧", "☕", "😀😀", "e\u0301te\u0301", "½", "\0", "'", "\\", "한국어", "カタカナ", "𞤀", "\u200b"),
+    *("ﬁ", "İ", "ǆ"),
 ]
 
 
@@ -105,20 +91,22 @@ def fill(db: Connection, chosen: random.Random) -> list[Session]:
 @pytest.fixture(scope="module")
 def databases(postgres: Postgres, chosen: random.Random) -> Iterator[list[Connection]]:
     """The same rows in SQLite and PostgreSQL."""
-    # imported here, because most runs do not need it
-    from hermes_state.engines.postgres.connection import PostgresConnection
-
     seed = chosen.random()
-    with (
-        migrated() as sqlite,
-        postgres.fresh_database() as url,
-        contextlib.closing(PostgresConnection.open(url)) as other,
-    ):
+    with migrated() as sqlite, postgres_database(postgres) as other:
         for db in (sqlite, other):
             db.execute("BEGIN")
             fill(db, random.Random(seed))
             db.execute("COMMIT")
         yield [sqlite, other]
+
+
+@contextlib.contextmanager
+def postgres_database(postgres: Postgres) -> Iterator[Connection]:
+    # imported here, because most runs do not need it
+    from hermes_state.engines.postgres.connection import PostgresConnection
+
+    with postgres.fresh_database() as url, contextlib.closing(PostgresConnection.open(url)) as db:
+        yield db
 
 
 @pytest.mark.cluster
@@ -155,22 +143,19 @@ def test_a_long_row_is_found_by_every_word_and_by_early_phrases(databases: list[
         assert (len(ids(sqlite, behind)), ids(postgres, behind)) == (1, [])
 
 
+_HAN = (chr(0x4E00 + number * 7 % 20_000) + chr(0x4E00 + number // 20_000) for number in range(120_000))
+LONG_TEXTS = {
+    "rare Han": ("".join(map(chr, range(0x20000, 0x2A000))) * 5, "𠀀𠀁"),
+    "Han": ("".join(_HAN), "一一"),
+    "words": (" ".join(f"é{number}" for number in range(40_000)), "é1"),
+    "one word": ("ж" * 200_000, "ж*"),
+    "the same word": ("again " * 30_000, "again"),
+    "quotes": ("'\\:& |!()<->*'\0\n" * 10_000 + "quoted", "quoted"),
+}
+
+
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("text", "first"),
-    [
-        ("".join(map(chr, range(0x20000, 0x2A000))) * 5, "𠀀𠀁"),
-        (
-            "".join(chr(0x4E00 + number * 7 % 20_000) + chr(0x4E00 + number // 20_000) for number in range(120_000)),
-            "一一",
-        ),
-        (" ".join(f"é{number}" for number in range(40_000)), "é1"),
-        ("ж" * 200_000, "ж*"),
-        ("again " * 30_000, "again"),
-        ("'\\:& |!()<->*'\0\n" * 10_000 + "quoted", "quoted"),
-    ],
-    ids=["rare Han", "Han", "words", "one word", "the same word", "quotes"],
-)
+@pytest.mark.parametrize(("text", "first"), LONG_TEXTS.values(), ids=LONG_TEXTS)
 def test_any_text_can_be_indexed(databases: list[Connection], text: str, first: str) -> None:
     *_, postgres = databases
     postgres.execute("BEGIN")

@@ -1,5 +1,3 @@
-"""Every field of a row is searchable: documents, quotes, tool names and arguments."""
-
 import contextlib
 import json
 import sqlite3
@@ -24,25 +22,17 @@ from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append
 from hermes_state.values import Document, MessageBody, MessageId, MessageRole, Millis, Origin, Quote, ToolCall
 from tests.databases import sqlite_only
+from tests.hermes_state.helpers import check_index, closed_after, execute
 from tests.hermes_state.rows import migrated
 from tests.hermes_state.search.test_full_text import say, start
 from tests.sampling import examples
 
-ARGUMENTS = json.dumps(
-    {
-        "path": "/etc/nginx/sites.conf",
-        "content": "first line\nupstream 青い鳥 {\tport 8471",
-        "env": {"DB_HOST": ["lapwing"]},
-    }
-)
+_CONTENT = "first line\nupstream 青い鳥 {\tport 8471"
+ARGUMENTS = json.dumps({"path": "/etc/nginx/sites.conf", "content": _CONTENT, "env": {"DB_HOST": ["lapwing"]}})
 
 
 def put(
-    db: Connection,
-    session: Session,
-    body: MessageBody,
-    text: str | None = None,
-    role: MessageRole = MessageRole.USER,
+    db: Connection, session: Session, body: MessageBody, text: str | None = None, role: MessageRole = MessageRole.USER
 ) -> MessageId:
     origin = Origin.HUMAN if role is MessageRole.USER else Origin.ASSISTANT
     return append(db, session.id, NewMessage(role=role, origin=origin, text=text, body=body), Millis(0))
@@ -107,15 +97,16 @@ async def test_a_row_with_only_calls_is_found(store: Store) -> None:
 async def test_changed_and_deleted_rows_leave_no_index_entries(store: Store) -> None:
     session = await store.write(start, "a")
     message_id = await store.write(put, session, called(ARGUMENTS))
-    await store.write(lambda db: db.execute("UPDATE messages SET body = NULL WHERE id = ?", (message_id,)))
+    await execute(store, "UPDATE messages SET body = NULL WHERE id = ?", message_id)
     assert await store.read(search, "upstream") == []
     other = await store.write(put, session, DOCUMENT)
-    await store.write(lambda db: db.execute("DELETE FROM messages WHERE id = ?", (other,)))
+    await execute(store, "DELETE FROM messages WHERE id = ?", other)
     assert await store.read(search, "heron") == []
-    assert find_fault(store.path) is None
-    await store.write(
-        lambda db: db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)")
-    )
+    for body in ("{", "[1]", '{"calls": 7}'):
+        await execute(store, "UPDATE messages SET body = ? WHERE id = ?", body, message_id)
+        assert await store.read(lambda db: db.execute("SELECT count(*) FROM messages_search").fetchone()) == (1,)
+        assert find_fault(store.path) is None, "an invalid body does no harm"
+    await check_index(store)
 
 
 @pytest.mark.parametrize(
@@ -138,20 +129,8 @@ async def test_arguments_of_any_kind_are_stored(store: Store, arguments: str) ->
     (hit,) = await store.read(search, "findable")
     assert hit.message_id == message_id
     assert fault_of(store) is None
-    await store.write(lambda db: db.execute("DELETE FROM messages WHERE id = ?", (message_id,)))
+    await execute(store, "DELETE FROM messages WHERE id = ?", message_id)
     assert fault_of(store) is None
-
-
-@sqlite_only
-async def test_an_invalid_body_does_no_harm(store: Store) -> None:
-    session = await store.write(start, "a")
-    message_id = await store.write(say, session, "findable")
-    for body in ("{", "[1]", '{"calls": 7}'):
-        await store.write(
-            lambda db, body=body: db.execute("UPDATE messages SET body = ? WHERE id = ?", (body, message_id))
-        )
-        assert await store.read(lambda db: db.execute("SELECT count(*) FROM messages_search").fetchone()) == (1,)
-        assert find_fault(store.path) is None
 
 
 async def test_a_long_row_is_indexed_up_to_the_limit(store: Store) -> None:
@@ -186,9 +165,6 @@ def test_every_string_of_any_arguments_is_found(db: Connection, strings: list[st
     db.execute("ROLLBACK")
 
 
-# ---- databases of earlier versions
-
-
 async def test_an_earlier_versions_index_is_used_until_the_new_one_is_built(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as old:
@@ -201,19 +177,14 @@ async def test_an_earlier_versions_index_is_used_until_the_new_one_is_built(tmp_
     await (await SqliteStore.open(path)).close()
     assert find_fault(path) == OUTDATED
     assert repair_database(path) is None, "it is sound"
-    store = await SqliteStore.open(path)
-    try:
+    async with closed_after(SqliteStore.open(path)) as store:
         assert len(await store.read(search, "door")) == 1
         assert await store.read(search, "heron") == []
         message_id = await store.write(put, session, QUOTE, "the door is blue")
-        await store.write(lambda db: db.execute("UPDATE messages SET text = 'no more' WHERE id = ?", (message_id,)))
+        await execute(store, "UPDATE messages SET text = 'no more' WHERE id = ?", message_id)
         assert [hit.text for hit in await store.read(search, "door")] == ["the door is red"]
         await mend_index(store)
         assert len(await store.read(search, "heron")) == 1
         assert len(await store.read(search, "bittern")) == 1
         assert find_fault(path) is None
-        await store.write(
-            lambda db: db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)")
-        )
-    finally:
-        await store.close()
+        await check_index(store)

@@ -1,8 +1,5 @@
-"""Both engines find a text in every form in which people type it."""
-
-import contextlib
+import json
 import unicodedata
-from collections.abc import Iterator
 from itertools import chain
 
 import pytest
@@ -17,7 +14,9 @@ from hermes_state.store.segment import folded, segment_query
 from hermes_state.store.sql import Connection
 from hermes_state.transcripts import NewMessage, append
 from hermes_state.values import MessageRole, Millis, Origin
+from tests.hermes_state.helpers import ROOT, closed_after, execute
 from tests.hermes_state.rows import migrated
+from tests.hermes_state.search.test_engines import postgres_database
 from tests.hermes_state.search.test_full_text import say, start
 from tests.postgres import Postgres
 
@@ -26,102 +25,13 @@ def decomposed(text: str) -> str:
     return unicodedata.normalize("NFD", text)
 
 
-PAIRS = [
-    (decomposed("한국어"), "나는 한국어를 배운다"),
-    ("한국어", decomposed("나는 한국어를 배운다")),
-    ("국", decomposed("나는 한국어를 배운다")),
-    ("ガイド", decomposed("このガイドは")),
-    (decomposed("がくせい"), "彼はがくせいだ"),
-    ("ガイド", "このｶﾞｲﾄﾞは"),
-    ("ｶﾞｲﾄﾞ", "このガイドは"),
-    ("ABC123", "製品ＡＢＣ１２３です"),
-    ("ＡＢＣ", "the abc of it"),
-    ("１２３", "number 123 here"),
-    ("محمد", "قال مُحَمَّدٌ ذلك"),
-    ("مُحَمَّد", "قال محمد ذلك"),
-    ("الى", "ذهب إلى البيت"),
-    ("احمد", "جاء أحمد اليوم"),
-    ("مدرسه", "هذه مدرسة كبيرة"),
-    ("کتاب", "هذا كتاب جديد"),
-    ("محمد", "قال محـــمد ذلك"),
-    ("2024", "سنة ٢٠٢٤ انتهت"),
-    ("۲۰۲۴", "the year 2024"),
-    ("میروم", "من می\u200cروم خانه"),
-    ("שלום", "אמר שָׁלוֹם לכולם"),
-    ("שָׁלוֹם", "אמר שלום לכולם"),
-    ("กิน", "ฉันกินข้าวแล้ว"),
-    ("ข้าว", "ฉันกินข้าวแล้ว"),
-    ("ข้าว", "ไป กินข้าว"),
-    ("ภาษาไทย", "ฉันพูดภาษาไทยได้"),
-    ("ນ້ຳ", "ຂ້ອຍດື່ມນ້ຳແລ້ວ"),
-    ("ລາວ", "ພາສາລາວງາມ"),
-    ("ភាសា", "ខ្ញុំរៀនភាសាខ្មែរ"),
-    ("မြန်မာ", "ကျွန်တော်မြန်မာစာဖတ်တယ်"),
-    ("किताब", "यह किताब अच्छी है"),
-    ("क़लम", "मेरा \u0958लम कहाँ है"),
-    ("istanbul", "İSTANBUL güzel"),
-    ("İstanbul", "istanbul güzel"),
-    ("ısparta", "ISPARTA gülleri"),
-    ("strasse", "Die Straße ist lang"),
-    ("STRASSE", "Die straße ist lang"),
-    ("Straße", "Die STRASSE ist lang"),
-    ("fix", "the ﬁx is in"),
-    ("x2", "so x² it is"),
-    ("H2O", "mostly H₂O"),
-    ("łódź", "w lodz jest"),
-    ("lodz", "w Łódź jest"),
-    ("σοφος", "ὁ ΣΟΦΌΣ εἶπεν"),
-    ("елка", "новая ёлка"),
-    ("мой", decomposed("это мой дом")),
-    ("tiếng việt", decomposed("nói Tiếng Việt")),
-    ("tieng viet", "nói Tiếng Việt"),
-    ("𝐛𝐨𝐥𝐝", "a bold word"),
-    ("bold", "a 𝐛𝐨𝐥𝐝 word"),
-    ("cooperate", "they co\u00adoperate"),
-    ("Mikhail", "Mikhaʾil wrote"),
-    ("Mikhāʾīl", "about Mikhail"),
-    ("Yeshua", "Yeshuʿa said"),
-    ("o'zbek", "Oʻzbek tili"),
-    ("oʻzbek", "o'zbek tili"),
-    ("п'ять", "їх пʼять"),
-    ("oeuvre", "une œuvre"),
-    ("œuvre", "une oeuvre"),
-    ("encyclopaedia", "encyclopædia britannica"),
-    ("Thor", "Þór kom"),
-    ("hobz", "il-ħobż"),
-    ("हिंदी", "हिन्दी भाषा"),
-    ("हिन्दी", "हिंदी भाषा"),
-    ("जिंदगी", "ज़िंदगी है"),
-    ("लड़का", "लडका गया"),
-    ("เเละ", "และฉัน"),
-    ("ہے", "یہ هے"),
-    ("👍🏽", "good 👍"),
+SPELLINGS = [
+    json.loads(line) for line in (ROOT / "tests" / "fixtures" / "spellings.jsonl").read_text("utf-8").splitlines()
 ]
-DIFFERENT = [
-    ("กัน", "ฉันกินข้าวแล้ว"),
-    ("दान", "अच्छा दिन है"),
-    ("かくせい", "彼はがくせいだ"),
-    ("ハス", "バスに乗る"),
-    ("мои", "это мой дом"),
-    ("моі", "це мої друзі"),
-    ("कल", "यह कुल है"),
-]
+"""Queries, each with a text that it must find or, if it is different, must not find."""
+PAIRS = [(one["query"], one["text"]) for one in SPELLINGS if not one.get("is_different")]
+DIFFERENT = [(one["query"], one["text"]) for one in SPELLINGS if one.get("is_different")]
 NOISE = ("nothing of the kind", "完全不同", "ไม่มีอะไร", "كلمة أخرى")
-
-
-@pytest.fixture(scope="module")
-def sqlite() -> Iterator[Connection]:
-    with migrated() as db:
-        yield db
-
-
-@pytest.fixture(scope="module")
-def postgres_database(postgres: Postgres) -> Iterator[Connection]:
-    # imported here, because most runs do not need it
-    from hermes_state.engines.postgres.connection import PostgresConnection
-
-    with postgres.fresh_database() as url, contextlib.closing(PostgresConnection.open(url)) as db:
-        yield db
 
 
 def wrong(db: Connection) -> list[tuple[str, str]]:
@@ -135,15 +45,13 @@ def wrong(db: Connection) -> list[tuple[str, str]]:
     return missed + [(query, text) for query, text in DIFFERENT if text in found[query]]
 
 
-def test_each_spelling_finds_the_others(sqlite: Connection) -> None:
-    assert wrong(sqlite) == []
-
-
-@pytest.mark.cluster
-def test_each_spelling_finds_the_others_on_postgresql(postgres_database: Connection) -> None:
-    postgres_database.execute("BEGIN")
-    assert wrong(postgres_database) == []
-    postgres_database.execute("ROLLBACK")
+@pytest.mark.parametrize("engine", ["sqlite", pytest.param("postgresql", marks=pytest.mark.cluster)])
+def test_each_spelling_finds_the_others(engine: str, request: pytest.FixtureRequest) -> None:
+    is_file = engine == "sqlite"
+    with migrated() if is_file else postgres_database(request.getfixturevalue("postgres")) as db:
+        db.execute("BEGIN")
+        assert wrong(db) == []
+        db.execute("ROLLBACK")
 
 
 @pytest.mark.cluster
@@ -151,23 +59,21 @@ async def test_words_from_an_earlier_version_are_stored_again(postgres: Postgres
     from hermes_state.engines.postgres.store import PostgresStore  # imported here, because most runs do not need it
 
     with postgres.fresh_database() as url:
-        store = await PostgresStore.open(url)
-        session = await store.write(start, "a")
-        for number in range(RENEWED_ROWS + 20):
-            await store.write(say, session, f"{decomposed('한국어')} {number}")
-        as_before = "UPDATE message_words SET words = CAST('old' AS tsvector)"
-        await store.write(lambda db: db.execute(as_before))
-        assert await store.read(load_progress) is None, "of a new database"
-        await store.write(lambda db: db.execute("DELETE FROM meta WHERE key = ?", (VERSION_NOTE,)))
-        assert await store.read(search, "한국어") == []
-        assert await store.read(load_progress) == 0
-        assert not await store.write(renew_words)
-        assert await store.read(load_progress) == 100 * RENEWED_ROWS // (RENEWED_ROWS + 20)
-        assert await store.read(incompleteness) is not None
-        await keep_index(store)  # like the next start
-        assert len(await store.read(search, "한국어", limit=200)) == RENEWED_ROWS + 20
-        assert await store.read(load_progress) is None
-        await store.close()
+        async with closed_after(PostgresStore.open(url)) as store:
+            session = await store.write(start, "a")
+            for number in range(RENEWED_ROWS + 20):
+                await store.write(say, session, f"{decomposed('한국어')} {number}")
+            await execute(store, "UPDATE message_words SET words = CAST('old' AS tsvector)")
+            assert await store.read(load_progress) is None, "of a new database"
+            await execute(store, "DELETE FROM meta WHERE key = ?", VERSION_NOTE)
+            assert await store.read(search, "한국어") == []
+            assert await store.read(load_progress) == 0
+            assert not await store.write(renew_words)
+            assert await store.read(load_progress) == 100 * RENEWED_ROWS // (RENEWED_ROWS + 20)
+            assert await store.read(incompleteness) is not None
+            await keep_index(store)  # like the next start
+            assert len(await store.read(search, "한국어", limit=200)) == RENEWED_ROWS + 20
+            assert await store.read(load_progress) is None
 
 
 @pytest.mark.parametrize(("query", "text"), PAIRS)

@@ -3,6 +3,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,15 +34,34 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_held_lock_names_its_holder(path: Path) -> None:
+    assert holder(path) is None
+    assert not path.exists()
     with FileLock.acquire(path, what="the database") as lock:
         assert lock.path == path
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
         found = holder(path)
-        assert found is not None
-        assert found.startswith(f"process {os.getpid()} ")
+        assert is_us(found)
         assert json.loads(path.read_text()).keys() == {"pid", "command", "since"}
         with pytest.raises(LockUnavailable, match=f"the database is in use by process {os.getpid()}") as caught:
             FileLock.acquire(path, what="the database")
-        assert caught.value.holder == found
+        assert caught.value.holder == found == holder(path)
+
+
+def is_us(found: str | None) -> bool:
+    return found is not None and found.startswith(f"process {os.getpid()} ")
+
+
+@contextmanager
+def held_by_another(path: Path, user: int | str = "") -> Iterator[int]:
+    """Hold the lock in another process during the block, and yield its id. The process is killed at the end."""
+    process = start_python(_HOLDING, path, user)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_released_lock_is_free_and_names_no_holder(path: Path) -> None:
@@ -52,39 +72,13 @@ def test_a_released_lock_is_free_and_names_no_holder(path: Path) -> None:
     FileLock.acquire(path, what="the database").release()
 
 
-def test_a_failed_attempt_leaves_the_holder_named(path: Path) -> None:
-    with FileLock.acquire(path, what="the database"):
-        with pytest.raises(LockUnavailable):
-            FileLock.acquire(path, what="the database")
-        assert holder(path) is not None
-
-
-def test_reading_the_holder_creates_no_file(path: Path) -> None:
-    assert holder(path) is None
-    assert not path.exists()
-
-
-def test_the_file_is_private(path: Path) -> None:
-    with FileLock.acquire(path, what="the database"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
 def test_the_lock_of_a_killed_process_is_free_at_once(path: Path) -> None:
-    process = start_python(_HOLDING, path, "")
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        with pytest.raises(LockUnavailable, match=f"process {process.pid} "):
-            FileLock.acquire(path, what="the token")
-    finally:
-        process.kill()
-        process.communicate()
+    with held_by_another(path) as pid, pytest.raises(LockUnavailable, match=f"process {pid} "):
+        FileLock.acquire(path, what="the token")
     assert path.read_text(), "the dead process could not take its name back"
     assert holder(path) is None
     with FileLock.acquire(path, what="the token"):
-        found = holder(path)
-        assert found is not None
-        assert found.startswith(f"process {os.getpid()} ")
+        assert is_us(holder(path))
 
 
 def test_a_lock_without_a_holders_name_still_holds(path: Path) -> None:
@@ -95,12 +89,9 @@ def test_a_lock_without_a_holders_name_still_holds(path: Path) -> None:
         assert holder(path) == "another process"
 
 
-def test_an_unreadable_lock_is_a_clear_error(tmp_path: Path) -> None:
+def test_an_unreadable_lock_or_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="lock file"):
         holder(tmp_path / ("x" * 300))
-
-
-def test_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="lock file"):
         FileLock.acquire(tmp_path / "missing" / "x.lock", what="the token")
 
@@ -128,20 +119,12 @@ def test_a_shared_lock_file_is_writable_for_all_despite_the_umask(meeting_place:
 def test_users_share_a_lock_created_by_any_of_them(meeting_place: Path, is_made_by_us: bool) -> None:
     if is_made_by_us:
         FileLock.acquire(meeting_place, what="the token", is_shared=True).release()
-    process = start_python(_HOLDING, meeting_place, _NOBODY)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+    with held_by_another(meeting_place, _NOBODY) as pid:
         assert meeting_place.stat().st_uid == (0 if is_made_by_us else _NOBODY)
-        with pytest.raises(LockUnavailable, match=f"process {process.pid} "):
+        with pytest.raises(LockUnavailable, match=f"process {pid} "):
             FileLock.acquire(meeting_place, what="the token", is_shared=True)
-    finally:
-        process.kill()
-        process.communicate()
     with FileLock.acquire(meeting_place, what="the token", is_shared=True):
-        found = holder(meeting_place)
-        assert found is not None
-        assert found.startswith(f"process {os.getpid()} ")
+        assert is_us(holder(meeting_place))
 
 
 @pytest.mark.parametrize("planted", ["a symbolic link", "a hard link", "a pipe"])

@@ -1,5 +1,3 @@
-"""Declared locks of function calls."""
-
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -65,6 +63,7 @@ def rows(*found: tuple[str, int]) -> LockKeys:
 def test_a_declared_parameter_is_found_by_position_and_name() -> None:
     assert locks_of(close, 7) == rows(("turn", 7))
     assert locks_of(close, reason="x", turn_id=7) == rows(("turn", 7))
+    assert locks_of(close, 7) | locks_of(note, "a") == LockKeys(frozenset({("turn", 7)}), frozenset({"notes"}))
 
 
 @pytest.mark.parametrize("keys", [locks_of(close), locks_of(close, None), locks_of(refuse, [], None)])
@@ -99,15 +98,8 @@ def test_a_function_without_a_declaration_locks_everything() -> None:
     assert locks_of(undeclared, 7) == locks_of(lambda db: None) == locks_of(tidy) == ALL
 
 
-def test_a_batch_has_the_locks_of_all_its_functions() -> None:
-    assert locks_of(close, 7) | locks_of(note, "a") == LockKeys(frozenset({("turn", 7)}), frozenset({"notes"}))
-
-
-def test_an_unknown_parameter_is_refused_at_declaration() -> None:
+def test_an_unknown_parameter_and_a_value_that_leads_to_no_chat_are_refused() -> None:
     with pytest.raises(ValueError, match="tuple"):
         locks(turn="turn")(lambda db, turn_id: None)
-
-
-def test_a_value_that_leads_to_no_chat_is_refused() -> None:
     with pytest.raises(AssertionError, match="float leads to no chat"):
         locks_of(close, 7.5)

@@ -1,5 +1,3 @@
-"""Rows as values by column name, and savepoints."""
-
 import contextlib
 import sqlite3
 from collections.abc import Iterator
@@ -33,21 +31,13 @@ def db() -> Iterator[sqlite3.Connection]:
 
 def test_columns_fill_fields_by_name_in_any_order(db: sqlite3.Connection) -> None:
     query = f"""SELECT {KEY}, '{{"label":"Yes","command":"/yes"}}' AS button, 7 AS at, 1 AS is_open, 'group' AS kind"""
+    button, chat = Button(label="Yes", command="/yes"), ChatKey(platform="local", account="local", chat_ref="main")
     [row] = select(db, Sample, query)
-    assert row == Sample(
-        kind=ChatKind.GROUP,
-        is_open=True,
-        at=Millis(7),
-        button=Button(label="Yes", command="/yes"),
-        chat=ChatKey(platform="local", account="local", chat_ref="main"),
-    )
-
-
-def test_null_columns_and_parts_become_none(db: sqlite3.Connection) -> None:
-    query = """SELECT 'direct' AS kind, 0 AS is_open, NULL AS at, NULL AS button, NULL AS "chat.platform",
+    assert row == Sample(kind=ChatKind.GROUP, is_open=True, at=Millis(7), button=button, chat=chat)
+    nothing = """SELECT 'direct' AS kind, 0 AS is_open, NULL AS at, NULL AS button, NULL AS "chat.platform",
     NULL AS "chat.account", NULL AS "chat.chat_ref\""""
-    row = select_one(db, Sample, query)
-    assert row == Sample(kind=ChatKind.DIRECT, is_open=False, at=None, button=None, chat=None)
+    empty = Sample(kind=ChatKind.DIRECT, is_open=False, at=None, button=None, chat=None)
+    assert select_one(db, Sample, nothing) == empty
 
 
 @pytest.mark.parametrize("columns", ["1 AS unknown", "'x' AS platform, 'y' AS account"])
@@ -81,10 +71,7 @@ def test_a_savepoint_undoes_only_its_block(db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO numbers VALUES (4)")
     db.execute("COMMIT")
     assert scalars(db, int, "SELECT n FROM numbers ORDER BY n") == [1, 4]
-
-
-def test_an_error_that_ended_the_transaction_is_raised(db: sqlite3.Connection) -> None:
     db.execute("BEGIN")
     with pytest.raises(sqlite3.IntegrityError), nested(db):
-        insert(db, 1, nested_number=2, then="INSERT OR ROLLBACK INTO numbers VALUES (1)")
+        insert(db, 5, nested_number=6, then="INSERT OR ROLLBACK INTO numbers VALUES (1)")
     assert not db.in_transaction

@@ -32,10 +32,7 @@ async def main(target: int) -> None:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there = await asyncio.open_connection("127.0.0.1", target)
-        await asyncio.gather(
-            pass_on(reader, there[1], is_back=False),
-            pass_on(there[0], writer, is_back=True),
-        )
+        await asyncio.gather(pass_on(reader, there[1], is_back=False), pass_on(there[0], writer, is_back=True))
 
     def take_order() -> None:
         {"keep": keeps_back, "go": may_go}[sys.stdin.readline().strip()].set()

@@ -5,8 +5,9 @@ the agent passes to the store.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from gateway.access.pairing import approve_pairing, offer_pairing, revoke_pairing
@@ -20,8 +21,8 @@ from hermes_state import inbox, journal, outbox, sessions, tool_runs
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import ensure_chat, load_chat, move_chat
-from hermes_state.compressions import CompressionRow, SplitPlan, plan_undo, split, undo_compression
-from hermes_state.inbox import InboxKind, InboxMode, InboxRow, InboxState
+from hermes_state.compressions import SplitPlan, plan_undo, split, undo_compression
+from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import ModelAnswer
 from hermes_state.models import ledger
 from hermes_state.outbox import AccountClaim, Reply, take_account
@@ -30,7 +31,7 @@ from hermes_state.store.sql import Connection, WriteRequest
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.tools import approvals, subagents
 from hermes_state.tools.approvals import Answerer, ApprovalRequest, ApprovalState
-from hermes_state.transcripts import NewMessage, hide, load_view
+from hermes_state.transcripts import hide, load_view
 from hermes_state.turns import TurnClaim, note_preview
 from hermes_state.values import (
     AttachmentKind,
@@ -42,18 +43,31 @@ from hermes_state.values import (
     EditEvent,
     InboundMessage,
     IncomingAttachment,
-    MessageRole,
     Millis,
-    Origin,
     OutboundPart,
     Sender,
     ToolCall,
 )
 from tests.hermes_state.engines.postgres.interleaving import write
-from tests.hermes_state.rows import ANN, BOB, CALL, START, call_tools, exchange, key_of, make_chat, receive, start
+from tests.hermes_state.rows import (
+    ANN,
+    BOB,
+    CALL,
+    START,
+    call_tools,
+    exchange,
+    key_of,
+    make_chat,
+    receive,
+    split_plan,
+    start,
+)
 
 Writer: TypeAlias = Callable[[Any, Millis], WriteRequest]
 """Creates a call for a state at a given time."""
+
+State: TypeAlias = SimpleNamespace
+"""The rows of a scene that its functions need."""
 
 ANSWER = ModelAnswer(text="done", call=CALL, reported_prompt_tokens=90)
 STEP = ModelAnswer(
@@ -61,7 +75,6 @@ STEP = ModelAnswer(
 )
 PART = OutboundPart(text="done", plain="done")
 CLAIM = AccountClaim(account="telegram", epoch=1)
-HANDOFF = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="what came before")
 RECORDING = IncomingAttachment(kind=AttachmentKind.VOICE, file_ref="f", name="voice.ogg")
 ADA = Sender(platform="telegram", id="1", name="Ada")
 CHAT = key_of()
@@ -117,8 +130,7 @@ def plan_of(db: Connection, chat_id: ChatId) -> SplitPlan:
     """Plan a compression of the chat's whole view."""
     active = sessions.load_active(db, chat_id)
     assert active is not None
-    view = load_view(db, active.lineage_id)
-    return SplitPlan(parent=view.session, context=[view.transcript[0].id, HANDOFF], row=CompressionRow(layer="in_loop"))
+    return split_plan(db, active.lineage_id, head=1)
 
 
 def conversations(db: Connection) -> tuple[ChatId, str]:
@@ -139,23 +151,7 @@ def stop_all(db: Connection, chat_id: ChatId, turn: TurnClaim, before: inbox.Inb
     return f"{stopped} {inbox.drop_waiting(db, chat_id, None, now)}"
 
 
-# ---- a chat in the middle of a turn -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Busy:
-    chat_id: ChatId
-    earlier: str
-    turn: Any
-    asked: Any
-    waiting: InboxRow
-    stop: InboxRow
-    owed: Any
-    plan: SplitPlan
-    chat: Any
-
-
-def busy(db: Connection) -> Busy:
+def busy(db: Connection) -> State:
     """A turn with running tools, a waiting steer, message and command, and an unsent reply."""
     chat_id, earlier = conversations(db)
     take_account(db, CLAIM.account)
@@ -163,24 +159,20 @@ def busy(db: Connection) -> Busy:
     asked = call_tools(db, turn, "c1", "c2")
     journal.start_tools(db, turn, asked.id, asked.body.calls[:1], START)
     receive(db, chat_id, "hurry", mode=InboxMode.STEER, sender=BOB, ref="hurry")
-    waiting = inbox.load(db, receive(db, chat_id, "later", ref="later"))
-    stop = inbox.load(db, receive(db, chat_id, "/stop all", kind=InboxKind.COMMAND, ref="stop"))
-    assert waiting is not None
-    assert stop is not None
-    return Busy(
+    return State(
         chat_id=chat_id,
         earlier=earlier,
         turn=turn,
         asked=asked,
-        waiting=waiting,
-        stop=stop,
+        waiting=inbox.load(db, receive(db, chat_id, "later", ref="later")),
+        stop=inbox.load(db, receive(db, chat_id, "/stop all", kind=InboxKind.COMMAND, ref="stop")),
         owed=outbox.load_open(db, chat_id)[-1],
         plan=plan_of(db, chat_id),
         chat=load_chat(db, chat_id),
     )
 
 
-def _result(s: Busy) -> ToolResult:
+def _result(s: State) -> ToolResult:
     return ToolResult(
         call_message_id=s.asked.id,
         call=s.asked.body.calls[0],
@@ -234,27 +226,13 @@ BUSY: Mapping[str, Writer] = {
 }
 
 
-# ---- an idle chat --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Idle:
-    chat_id: ChatId
-    earlier: str
-    lineage_id: Any
-    waiting: list[Any]
-    newest: Any
-    plan: SplitPlan
-    undo: Any
-
-
-def quiet(db: Connection) -> Idle:
+def quiet(db: Connection) -> State:
     """A conversation that was compressed once, without waiting messages, after another conversation."""
     chat_id, earlier = conversations(db)
     split(db, plan_of(db, chat_id), START)
     exchange(db, chat_id, "five", "six")
     plan = plan_of(db, chat_id)
-    return Idle(
+    return State(
         chat_id=chat_id,
         earlier=earlier,
         lineage_id=plan.parent.lineage_id,
@@ -265,12 +243,12 @@ def quiet(db: Connection) -> Idle:
     )
 
 
-def idle(db: Connection) -> Idle:
+def idle(db: Connection) -> State:
     """The same with two waiting messages."""
     rested = quiet(db)
     ids = [receive(db, rested.chat_id, text, ref=text) for text in ("first", "second")]
     rows = [inbox.load(db, inbox_id) for inbox_id in ids]
-    return Idle(**{**vars(rested), "waiting": rows})
+    return State(**{**vars(rested), "waiting": rows})
 
 
 RESTING: Mapping[str, Writer] = {
@@ -296,17 +274,7 @@ IDLE = RESTING | {
 }
 
 
-# ---- a turn that waits for an approval -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asking:
-    chat_id: ChatId
-    turn: Any
-    pending: list[Any]
-
-
-def asking(db: Connection) -> Asking:
+def asking(db: Connection) -> State:
     """A turn of a group with two questions."""
     chat_id = make_chat(db)
     turn = start(db, chat_id, "do it")
@@ -324,7 +292,7 @@ def asking(db: Connection) -> Asking:
         for call in asked.body.calls
     ]
     approvals.ask(db, turn, asked.id, questions, 1, START)
-    return Asking(chat_id=chat_id, turn=turn, pending=approvals.load_pending(db, chat_id))
+    return State(chat_id=chat_id, turn=turn, pending=approvals.load_pending(db, chat_id))
 
 
 def decide(db: Connection, chat_id: ChatId, which: int, state: ApprovalState, now: Millis) -> int:
@@ -335,7 +303,7 @@ def decide(db: Connection, chat_id: ChatId, which: int, state: ApprovalState, no
     return len(meant)
 
 
-def _decided(s: Asking, which: int, state: ApprovalState, now: Millis) -> WriteRequest:
+def _decided(s: State, which: int, state: ApprovalState, now: Millis) -> WriteRequest:
     return write(command, s.chat_id, in_chat(decide, s.chat_id, s.pending[which].id, state), now)
 
 
@@ -352,19 +320,7 @@ ASKING: Mapping[str, Writer] = {
 }
 
 
-# ---- a turn with a sub-agent ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nested:
-    chat_id: ChatId
-    turn: Any
-    asked: Any
-    inner: Any
-    plan: SplitPlan
-
-
-def nested(db: Connection) -> Nested:
+def nested(db: Connection) -> State:
     """A turn that waits for a sub-agent, which is about to answer."""
     chat_id, _ = conversations(db)
     turn = start(db, chat_id, "find out")
@@ -372,7 +328,7 @@ def nested(db: Connection) -> Nested:
     inner = subagents.open_subagent(db, turn, asked.id, "c1", "look", START)
     assert not isinstance(inner, subagents.SubagentReport)
     call_tools(db, inner, "c9")
-    return Nested(chat_id=chat_id, turn=turn, asked=asked, inner=inner, plan=plan_of(db, chat_id))
+    return State(chat_id=chat_id, turn=turn, asked=asked, inner=inner, plan=plan_of(db, chat_id))
 
 
 NESTED: Mapping[str, Writer] = {
@@ -388,27 +344,17 @@ NESTED: Mapping[str, Writer] = {
 }
 
 
-# ---- chats in one place, and a chat that moves -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shared:
-    chats: list[ChatId]
-    waiting: list[Any]
-    owed: Any
-
-
-def shared(db: Connection) -> Shared:
+def shared(db: Connection) -> State:
     """A group with one chat per person, and a new id of the group that is already known."""
     keys = [replace(GROUP, user_ref="1"), replace(GROUP, user_ref="2"), key_of("-77", user_ref="1")]
     chats = [ensure_chat(db, key, ChatKind.GROUP, None, START) for key in keys]
     exchange(db, chats[0], "one", "two")
     take_account(db, CLAIM.account)
     waiting = [receive(db, chat_id, "again", ref=f"w{at}") for at, chat_id in enumerate(chats)]
-    return Shared(chats=chats, waiting=waiting, owed=outbox.load_open(db, chats[0])[0])
+    return State(chats=chats, waiting=waiting, owed=outbox.load_open(db, chats[0])[0])
 
 
-def _started(s: Shared, which: int, now: Millis) -> WriteRequest:
+def _started(s: State, which: int, now: Millis) -> WriteRequest:
     return write(_start_turn, s.chats[which], [s.waiting[which]], {}, now)
 
 
@@ -427,36 +373,24 @@ SHARED: Mapping[str, Writer] = {
 }
 
 
-# ---- people ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class People:
-    chat: Any
-    row: InboxRow
-
-
-def people(db: Connection) -> People:
+def people(db: Connection) -> State:
     """Two people who wait for approval, one who is paired, and their chat with a steer."""
     chat_id = make_chat(db)
     for at, (name, code) in enumerate([("1", "CODEAAAA"), ("2", "CODEBBBB"), ("3", "CODECCCC")]):
-        person = Sender(platform="telegram", id=name, name=name)
-        offer_pairing(db, _stranger(person), code, None, Millis(START + at))
+        offer_pairing(db, _stranger(name), code, None, Millis(START + at))
     pairings.approve(db, pairings.hash_code("CODECCCC"), UserRole.USER, "command line", START)
     start(db, chat_id, "what now?")
     receive(db, chat_id, "hurry", mode=InboxMode.STEER, sender=Sender(platform="telegram", id="3", name="3").ref)
     row = inbox.load(db, receive(db, chat_id, "/pair approve", kind=InboxKind.COMMAND))
-    assert row is not None
-    return People(chat=load_chat(db, chat_id), row=row)
+    return State(chat=load_chat(db, chat_id), row=row)
 
 
-def _stranger(sender: Sender) -> InboundMessage:
-    return say("hello", f"hello{sender.id}", sender=sender).message
+def _stranger(number: str) -> InboundMessage:
+    return say("hello", f"hello{number}", sender=Sender(platform="telegram", id=number, name=number)).message
 
 
 def _offer(number: str, code: str, now: Millis, **limits: int) -> WriteRequest:
-    person = Sender(platform="telegram", id=number, name=number)
-    return write(offer_pairing, _stranger(person), code, None, Millis(now + 600_000), **limits)
+    return write(offer_pairing, _stranger(number), code, None, Millis(now + 600_000), **limits)
 
 
 PEOPLE: Mapping[str, Writer] = {

@@ -1,6 +1,5 @@
-"""Locks of batches on a real server: waiting batches and the order of locks."""
-
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from random import Random
@@ -84,26 +83,21 @@ def key_of(chat: int) -> ChatKey:
     return ChatKey(platform="telegram", account="bot", chat_ref=str(-chat))
 
 
-def held(observer: Batch, batch: Batch) -> set[tuple[int, bool]]:
-    """Return the keys of a batch's locks, held (True) or awaited, without the lock of everything."""
-    query = """SELECT (classid::bigint << 32) + objid::bigint, granted FROM pg_locks
+def held(observer: Batch, batch: Batch) -> set[int]:
+    """Return the keys of a batch's locks, held or awaited, without the lock of everything."""
+    query = """SELECT (classid::bigint << 32) + objid::bigint FROM pg_locks
     WHERE locktype = 'advisory' AND objsubid = 1 AND pid = ?"""
-    return set(observer.db.execute(query, (batch.pid,)).fetchall())
+    return {key for (key,) in observer.db.execute(query, (batch.pid,)).fetchall()}
 
 
 def waits(observer: Batch, batch: Batch) -> bool:
     """Return True as soon as a batch waits for a lock, or False after two seconds."""
     query = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND pid = ?)"
-    deadline = threading.Event()
-    timer = threading.Timer(2, deadline.set)
-    timer.start()
-    try:
-        while not deadline.is_set():
-            if observer.db.execute(query, (batch.pid,)).fetchone() == (True,):
-                return True
-        return False
-    finally:
-        timer.cancel()
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        if observer.db.execute(query, (batch.pid,)).fetchone() == (True,):
+            return True
+    return False
 
 
 @pytest.mark.parametrize("row", [("session", 100), ("session", 120), ("lineage", 100), ("turn", 201), ("inbox", 201)])
@@ -132,21 +126,15 @@ def test_locks_are_taken_in_ascending_order(batches: list[Batch]) -> None:
     one, other, observer = batches
     everyone = rows(*(("chat", chat) for chat in range(1, CHATS + 1)))
     one.take(everyone)
-    # The view shows a signed lock key as two unsigned halves.
-    keys = sorted(key - (1 << 64) if key >= 1 << 63 else key for key in _unsigned(held(observer, one)))
+    keys = sorted(held(observer, one))
     one.end()
     one.db.execute("BEGIN")
     one.db.execute("SELECT pg_advisory_xact_lock(?)", (keys[CHATS // 2],)).fetchone()
     other.start(everyone)
     assert waits(observer, other)
-    taken = {key - (1 << 64) if key >= 1 << 63 else key for key in _unsigned(held(observer, other))}
-    assert taken == set(keys[: CHATS // 2 + 1])
+    assert held(observer, other) == set(keys[: CHATS // 2 + 1])
     one.end()
     other.join()
-
-
-def _unsigned(found: set[tuple[int, bool]]) -> set[int]:
-    return {key % (1 << 64) for key, _ in found}
 
 
 def test_the_lock_of_everything_excludes_all_others(batches: list[Batch]) -> None:

@@ -1,5 +1,3 @@
-"""Information about nodes in the database of a real server."""
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -20,10 +18,9 @@ from hermes_state.engines.postgres.nodes import (
     session_name,
 )
 from hermes_state.engines.postgres.seat import PostgresSeat
-from hermes_state.outbox import take_account
-from hermes_state.store.seats import KEEPER, NodeInfo, account_lock, chat_lock
+from hermes_state.store.seats import NodeInfo
 from hermes_state.store.sql import scalar
-from hermes_state.values import ChatId, Millis, SystemClock
+from hermes_state.values import Millis, SystemClock
 from tests.gateway.helpers import eventually
 from tests.hermes_state.rows import make_chat
 
@@ -56,23 +53,6 @@ def db(postgres_url: str) -> Iterator[PostgresConnection]:
         yield connection
 
 
-async def test_a_nodes_work_follows_from_its_locks(postgres_url: str, db: PostgresConnection) -> None:
-    chat_id = make_chat(db)
-    for account in ("discord", "telegram"):
-        take_account(db, account)
-    async with seat(postgres_url, node("one")) as one, seat(postgres_url, node("two")) as two:
-        await one.take([account_lock("telegram"), chat_lock(chat_id), chat_lock(ChatId(chat_id + 1))])
-        await two.take([KEEPER])
-        found = load_cluster(db)
-    assert [(had.name, had.accounts, had.is_keeper, len(had.chats)) for had in found.nodes] == [
-        ("one", ["telegram"], False, 2),
-        ("two", [], True, 0),
-    ]
-    assert all(had.is_alive and had.seats_lost == 0 for had in found.nodes)
-    assert found.unserved == ["discord"]
-    assert found.oldest_waiting_seconds is None
-
-
 async def test_the_server_load_counts_lock_waits(postgres_url: str, db: PostgresConnection) -> None:
     chat_id = make_chat(db)
     assert load_cluster(db).load.lock_waits == 0
@@ -103,23 +83,18 @@ async def test_a_node_is_gone_with_its_session_and_its_name_is_free(postgres_url
         assert [(one.id, one.is_alive) for one in load_nodes(db)] == [("one2", True)]
 
 
-async def test_a_gone_node_is_deleted_after_a_day(postgres_url: str, db: PostgresConnection) -> None:
+async def test_a_gone_node_is_deleted_after_a_day_unless_it_returns(postgres_url: str, db: PostgresConnection) -> None:
     async with seat(postgres_url, node("one")):
         async with seat(postgres_url, node("two")):
             pass
         await gone(db, "two")
+        assert forget_gone(db, NOW) == 0
+        async with seat(postgres_url, node("two")):
+            assert forget_gone(db, Millis(NOW + 2 * DAY)) == 0
+            assert [one.seats for one in load_nodes(db) if one.name == "two"] == [2]
+        await gone(db, "two")
         assert [forget_gone(db, Millis(NOW + after)) for after in (0, DAY, DAY + 1)] == [0, 0, 1]
         assert [one.name for one in load_nodes(db)] == ["one"]
-
-
-async def test_a_returning_node_is_not_deleted(postgres_url: str, db: PostgresConnection) -> None:
-    async with seat(postgres_url, node("one")):
-        pass
-    await gone(db, "one")
-    forget_gone(db, NOW)
-    async with seat(postgres_url, node("one")):
-        assert forget_gone(db, Millis(NOW + 2 * DAY)) == 0
-        assert [one.seats for one in load_nodes(db)] == [2]
 
 
 async def test_differing_settings_are_reported_with_values_and_names(postgres_url: str, db: PostgresConnection) -> None:

@@ -1,7 +1,6 @@
-"""Functions that share round trips to the server."""
-
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import psycopg
 import pytest
@@ -13,6 +12,7 @@ from tests.postgres import Postgres, count_trips
 
 pytestmark = pytest.mark.cluster
 
+Step: TypeAlias = Callable[[str, int], Callable[[], None]]
 _STORE = "INSERT INTO meta (key, value) VALUES (?, ?)"
 
 
@@ -31,7 +31,7 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-def step(db: PostgresConnection, told: list[str]) -> Callable[[str, int], Callable[[], None]]:
+def step(db: PostgresConnection, told: list[str]) -> Step:
     """Return a function that needs this many results in sequence and records each."""
 
     def make(name: str, results: int) -> Callable[[], None]:
@@ -51,7 +51,7 @@ def stored(db: PostgresConnection) -> list[str]:
 
 
 def test_pipelined_functions_take_the_round_trips_of_the_longest(
-    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
+    db: PostgresConnection, step: Step, told: list[str]
 ) -> None:
     functions = [step("a", 1), step("b", 3), step("c", 2), step("d", 0)]
     assert count_trips(db.raw, lambda: run_pipelined(db, functions)) == 3
@@ -60,16 +60,12 @@ def test_pipelined_functions_take_the_round_trips_of_the_longest(
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_zero_or_one_functions_run_directly(
-    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str], count: int
-) -> None:
+def test_zero_or_one_functions_run_directly(db: PostgresConnection, step: Step, told: list[str], count: int) -> None:
     run_pipelined(db, [step("a", 2)] * count)
     assert told == ["a0", "a1"][: 2 * count]
 
 
-def test_a_savepoint_contains_one_function_only(
-    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
-) -> None:
+def test_a_savepoint_contains_one_function_only(db: PostgresConnection, step: Step, told: list[str]) -> None:
     def careful(name: str) -> Callable[[], None]:
         def run() -> None:
             step(name, 1)()
@@ -85,7 +81,7 @@ def test_a_savepoint_contains_one_function_only(
 
 
 def test_a_swallowed_error_does_not_end_the_other_functions(
-    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
+    db: PostgresConnection, step: Step, told: list[str]
 ) -> None:
     def fail() -> None:
         db.execute("SELECT ?", (1,)).fetchone()
@@ -96,9 +92,7 @@ def test_a_swallowed_error_does_not_end_the_other_functions(
     assert told == ["a0", "a1", "a2"]
 
 
-def test_an_error_ends_all_functions(
-    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
-) -> None:
+def test_an_error_ends_all_functions(db: PostgresConnection, step: Step, told: list[str]) -> None:
     def fail() -> None:
         db.execute("SELECT ?", (1,)).fetchone()
         raise LookupError("mine")
@@ -116,9 +110,7 @@ def test_an_error_ends_all_functions(
     assert scalar(db, int, "SELECT ?", (1,)) == 1, "the connection is nobody's any more"
 
 
-def test_a_server_error_reaches_all_waiting_functions(
-    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
-) -> None:
+def test_a_server_error_reaches_all_waiting_functions(db: PostgresConnection, step: Step, told: list[str]) -> None:
     def catching(run: Callable[[], None]) -> Callable[[], None]:
         def caught() -> None:
             with pytest.raises(psycopg.errors.NotNullViolation):
@@ -139,7 +131,7 @@ def test_a_server_error_reaches_all_waiting_functions(
 
 
 def test_a_lost_connection_reaches_all_functions_and_is_raised_once(
-    db: PostgresConnection, postgres: Postgres, step: Callable[[str, int], Callable[[], None]], told: list[str]
+    db: PostgresConnection, postgres: Postgres, step: Step, told: list[str]
 ) -> None:
     def lose() -> None:
         postgres.run(f"SELECT pg_terminate_backend({db.raw.info.backend_pid}, 10000)")

@@ -1,5 +1,3 @@
-"""Concurrent short reads."""
-
 import asyncio
 from collections.abc import AsyncIterator
 
@@ -10,6 +8,7 @@ from hermes_state.engines.postgres.reads import MOST_TOGETHER
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.sql import Connection, save_note, scalar
+from tests.hermes_state.helpers import closed_after
 from tests.postgres import Postgres
 
 pytestmark = pytest.mark.cluster
@@ -17,9 +16,8 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = await PostgresStore.open(postgres_url, readers=2)
-    yield store
-    await store.close()
+    async with closed_after(PostgresStore.open(postgres_url, readers=2)) as opened:
+        yield opened
 
 
 def place(db: Connection, number: int) -> tuple[int, str]:
@@ -41,16 +39,13 @@ async def test_simultaneous_reads_share_a_transaction(store: PostgresStore) -> N
 
 @pytest.mark.parametrize("readers", [1, 2])
 async def test_a_caller_can_read_again_immediately(postgres_url: str, readers: int) -> None:
-    store = await PostgresStore.open(postgres_url, readers=readers)
+    async with closed_after(PostgresStore.open(postgres_url, readers=readers)) as store:
 
-    async def read_on(first: int) -> None:
-        for number in range(first, first + 50):
-            assert (await store.read_short(place, number))[0] == number
+        async def read_on(first: int) -> None:
+            for number in range(first, first + 50):
+                assert (await store.read_short(place, number))[0] == number
 
-    try:
         await asyncio.wait_for(asyncio.gather(*(read_on(100 * reader) for reader in range(readers))), 20)
-    finally:
-        await store.close()
 
 
 async def test_a_failing_read_does_not_affect_the_others(store: PostgresStore) -> None:
@@ -61,12 +56,14 @@ async def test_a_failing_read_does_not_affect_the_others(store: PostgresStore) -
         db.execute("SELECT ?", (1,)).fetchone()
         raise LookupError("nothing there")
 
-    reads = (store.read_short(place, 1), *map(store.read_short, (broken, missing)), store.read_short(place, 2))
+    reads = [store.read_short(place, 1), *map(store.read_short, (broken, missing)), store.read_short(place, 2)]
     first, *errors, last = await asyncio.gather(*reads, return_exceptions=True)
     assert [type(error) for error in errors] == [psycopg.errors.DivisionByZero, LookupError]
     assert isinstance(first, tuple)
     assert isinstance(last, tuple)
     assert (first[0], last[0]) == (1, 2)
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        await store.read_short(save_note, "n", "")
 
 
 async def test_a_cancelled_caller_does_not_delay_others(store: PostgresStore) -> None:
@@ -75,11 +72,6 @@ async def test_a_cancelled_caller_does_not_delay_others(store: PostgresStore) ->
     leaving.cancel()
     assert (await staying)[0] == 1
     assert leaving.cancelled()
-
-
-async def test_reads_change_nothing(store: PostgresStore) -> None:
-    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-        await store.read_short(save_note, "n", "")
 
 
 async def test_a_lost_connection_fails_all_reads_and_is_replaced(store: PostgresStore, postgres: Postgres) -> None:

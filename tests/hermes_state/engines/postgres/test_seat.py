@@ -1,5 +1,3 @@
-"""The seat of a node on a real server: locks, hints, and the ways in which it ends."""
-
 import asyncio
 import os
 import sys
@@ -21,6 +19,7 @@ from hermes_state.values import ChatId, Millis
 from tests.cluster.proxy import Proxy, first_message
 from tests.gateway.helpers import eventually
 from tests.hermes_state.engines.postgres import relay as relay_program
+from tests.hermes_state.helpers import closed_after
 from tests.hermes_state.rows import START, exchange, make_chat, receive, received
 from tests.postgres import Postgres, connect
 
@@ -41,21 +40,16 @@ async def seat(
 
 
 async def test_a_lock_belongs_to_one_seat_until_released(postgres_url: str) -> None:
-    async with seat(postgres_url) as one, seat(postgres_url, "two") as two:
-        assert await one.take(CHATS) == set(CHATS)
-        assert await two.take([*CHATS, KEEPER, account_lock("telegram")]) == {KEEPER, account_lock("telegram")}
-        await one.let_go(CHATS[1])
-        assert await two.take(CHATS) == {CHATS[1]}
-
-
-async def test_only_the_requested_number_of_locks_is_taken_in_order(postgres_url: str) -> None:
     many = [chat_lock(ChatId(number)) for number in range(1, 301)]
     async with seat(postgres_url) as one, seat(postgres_url, "two") as two:
         assert await one.take(many, 0) == set()
         assert await one.take(many[:200]) == set(many[:200])
-        assert await two.take(many, 3) == set(many[200:203])
+        assert await two.take(many, 3) == set(many[200:203]), "in order"
         assert await one.take(many[203:], 1) == {many[203]}
         assert await two.take([]) == set()
+        assert await two.take([*many[:3], KEEPER, account_lock("telegram")]) == {KEEPER, account_lock("telegram")}
+        await one.let_go(many[1])
+        assert await two.take(many[:3]) == {many[1]}
 
 
 async def test_a_cancelled_request_leaves_no_lock(postgres_url: str) -> None:
@@ -91,30 +85,23 @@ async def test_a_session_ended_by_the_server_loses_the_seat_at_once(postgres: Po
 
 
 async def test_a_lost_seat_cuts_the_stores_connections_first(postgres: Postgres, postgres_url: str) -> None:
-    store = await PostgresStore.open(postgres_url, writers=1, readers=1)
-    try:
+    async with closed_after(PostgresStore.open(postgres_url, writers=1, readers=1)) as store:
         hanging = asyncio.ensure_future(store.read_within(60, lambda db: db.execute("SELECT pg_sleep(60)").fetchall()))
         node = NodeInfo(id="one", name="one", version="1", role="node")
         one = await open_seat(store, 5.0, lambda: node, lambda hint: None, Millis(1))
         running = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND state = 'active'"
         with connect(postgres_url) as db:
             await eventually(lambda: db.execute(running).fetchone() is not None, "the read runs")
-        postgres.run(
-            "SELECT pg_terminate_backend(CAST(pid AS integer)) FROM nodes", database=postgres_url.rpartition("/")[2]
-        )
+        seats = "SELECT pg_terminate_backend(CAST(pid AS integer)) FROM nodes"
+        postgres.run(seats, database=postgres_url.rpartition("/")[2])
         await one.lost.wait()
         with pytest.raises(StoreUnavailable):
             await hanging
         await one.close()
-    finally:
-        await store.close()
 
 
 async def test_a_seat_without_answers_is_given_up(postgres: Postgres, postgres_url: str) -> None:
-    async with (
-        Proxy(postgres.port) as proxy,
-        seat(postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/"), seconds=1) as one,
-    ):
+    async with Proxy(postgres.port) as proxy, seat(proxy.address_of(postgres_url), seconds=1) as one:
         assert await one.take(CHATS) == set(CHATS)
         proxy.hang()
         waiting = asyncio.create_task(one.take([KEEPER]))
@@ -127,7 +114,7 @@ async def test_a_seat_without_answers_is_given_up(postgres: Postgres, postgres_u
 async def test_a_seat_cut_off_inside_a_request_ends_in_time(postgres: Postgres, postgres_url: str) -> None:
     async with (
         Proxy(postgres.port) as proxy,
-        seat(postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/"), seconds=1) as one,
+        seat(proxy.address_of(postgres_url), seconds=1) as one,
         seat(postgres_url, "two") as two,
     ):
         assert await one.take(CHATS) == set(CHATS)
@@ -190,11 +177,3 @@ async def test_a_message_stored_with_its_turn_sends_no_work_hint(postgres_url: s
             receive(db, chat_id, "three")
         await eventually(lambda: len(heard) == 3, "one more")
         assert [hint.kind for hint in heard] == [HintKind.WORK, HintKind.OWED, HintKind.WORK]
-
-
-async def test_a_returning_node_has_lost_one_seat(postgres_url: str) -> None:
-    for _ in range(2):
-        async with seat(postgres_url):
-            pass
-    with connect(postgres_url) as db:
-        assert db.execute("SELECT name, seats FROM nodes").fetchall() == [("one", 2)]

@@ -1,5 +1,3 @@
-"""Handling of every PostgreSQL error: each code is raised inside a write on a real server."""
-
 import asyncio
 from collections.abc import AsyncIterator
 
@@ -10,6 +8,7 @@ from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note, save_note, scalar
+from tests.hermes_state.helpers import closed_after
 from tests.postgres import Postgres
 
 pytestmark = pytest.mark.cluster
@@ -31,11 +30,8 @@ TOLD = {"42501": StoreUnavailable, "XX001": StoreBroken, "XX002": StoreBroken}
 
 @pytest.fixture
 async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    opened = await PostgresStore.open(postgres_url, writers=1, readers=1)
-    try:
+    async with closed_after(PostgresStore.open(postgres_url, writers=1, readers=1)) as opened:
         yield opened
-    finally:
-        await opened.close()
 
 
 def fail_with(db: Connection, code: str) -> None:
@@ -48,9 +44,7 @@ def test_every_error_class_is_classified() -> None:
     assert len(CODES) > 250
 
 
-async def test_only_server_errors_fail_the_whole_batch(
-    store: PostgresStore,
-) -> None:
+async def test_only_server_errors_fail_the_whole_batch(store: PostgresStore) -> None:
     wrong = []
     for code in CODES:
         failing, beside = await asyncio.gather(

@@ -1,5 +1,3 @@
-"""Short reads: on the event loop, or on a reader's thread when they would block."""
-
 import asyncio
 import sqlite3
 import threading
@@ -15,7 +13,7 @@ from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 from tests.gateway.helpers import eventually, serving
 from tests.hermes_state.engines.sqlite.slow_disk import SlowDisk, slow_disk
-from tests.hermes_state.helpers import locked_by_another_process, opened
+from tests.hermes_state.helpers import closed_after, locked_by_another_process, opened
 
 NUMBERS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < ?) SELECT max(x) FROM c"
 
@@ -36,16 +34,16 @@ class Counter:
         return [thread == threading.get_ident() for thread in self.threads]
 
 
-async def test_a_few_rows_are_read_on_the_event_loop(store: Store) -> None:
+async def test_a_few_rows_are_read_on_the_event_loop_right_after_a_write(store: Store) -> None:
     counter = Counter(20)
     assert await store.read_short(counter) == 20
     assert counter.began_here == [True]
-
-
-async def test_a_short_read_sees_what_was_just_written(store: Store) -> None:
     for number in range(50):
         await store.write(save_note, "n", str(number))
         assert await store.read_short(load_note, "n") == str(number)
+    await store.close()
+    with pytest.raises(StoreUnavailable):
+        await store.read_short(counter)
 
 
 async def test_a_long_read_moves_to_a_thread(store: Store) -> None:
@@ -87,22 +85,12 @@ def test_a_short_read_does_not_wait_for_a_lock(tmp_path: Path) -> None:
         reader.close()
 
 
-async def test_a_closed_store_refuses_short_reads(tmp_path: Path) -> None:
-    store = await SqliteStore.open(tmp_path / "home" / "state.db")
-    await store.close()
-    with pytest.raises(StoreUnavailable):
-        await store.read_short(Counter())
-
-
 @asynccontextmanager
 async def on_a_slow_disk(folder: Path) -> AsyncIterator[tuple[Store, SlowDisk]]:
     with slow_disk() as disk:
-        store = await SqliteStore.open(folder / "home" / "state.db")
-        try:
+        async with closed_after(SqliteStore.open(folder / "home" / "state.db")) as store:
             yield store, disk
-        finally:
             disk.seconds = 0.0
-            await store.close()
 
 
 async def test_a_slow_disk_blocks_the_event_loop_only_once(tmp_path: Path) -> None:
