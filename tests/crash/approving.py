@@ -5,15 +5,11 @@ approval, and never twice. At the end, every message with the question shows the
 another chat.
 """
 
-from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.admission import NOT_TAKEN
-from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.daemon import SIGN_DONE
-from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.invariants import file_problems, model_problems, opened, screen_problems, undecided_rows
 from tests.crash.world import World
-from tests.fakes.llm_legality import untidy
 
 CHAT, ADMIN = 42, 1
 ASKS_ADMIN = {"HERMES_TOOLS__APPROVAL__WRITES": "ask_admin", "HERMES_ACCESS__ADMINS": "telegram:1"}
@@ -38,34 +34,24 @@ SCRIPT: list[dict[str, object]] = [
 
 async def play(world: World, asked: int = CHAT) -> None:
     """Run the scenario to its end, even if the daemon is killed. `asked` is the chat that approves. Raises `Stuck`."""
-    for chat_id in {CHAT, asked}:
-        await world.telegram.post("chat", {"chat_id": chat_id})
-    await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
-    world.start()
+    await world.begin(SCRIPT, *{CHAT, asked})
     if asked != CHAT:  # the bot cannot write to people who have never written to it
         await world.say(asked, "good morning", asked)
-        await _until_seen(world, HELLO, asked)
+        await world.until_seen(asked, HELLO)
     await world.say(CHAT, "sign it")
-    await _until_seen(world, QUESTION, CHAT)
-    await _until_seen(world, QUESTION, asked)
+    await world.until_seen(CHAT, QUESTION)
+    await world.until_seen(asked, QUESTION)
     await world.say(asked, "/approve all", asked)
-    await _until_seen(world, YES, asked)
-    await _until_seen(world, ANSWER, CHAT)
+    await world.until_seen(asked, YES)
+    await world.until_seen(CHAT, ANSWER)
     for chat_id in {CHAT, asked}:
-        await _until_seen(world, "Approved by", chat_id)
+        await world.until_seen(chat_id, "Approved by")
     await world.end()
 
 
 async def play_with_admin(world: World) -> None:
     """Run the scenario with an admin who approves in another chat."""
     await play(world, ADMIN)
-
-
-async def _until_seen(world: World, words: str, chat_id: int) -> None:
-    async def is_seen() -> bool:
-        return any(words in text for text in await world.visible(chat_id))
-
-    await world.until(f"{words!r} is on screen", is_seen)
 
 
 async def problems_of(world: World) -> list[str]:
@@ -85,7 +71,7 @@ async def _problems(world: World, asked: int) -> list[str]:
         runs = db.execute("SELECT tool_name, state FROM tool_runs ORDER BY id").fetchall()
     if approvals != [("approved", f"telegram:{asked}")]:
         found.append(f"the approvals are {approvals}")
-    ran = Counter(world.effects.read_text().split() if world.effects.exists() else [])["signed"]
+    ran = world.effects_of("signed")
     states = dict(runs)
     if (
         len(runs) != 2
@@ -95,6 +81,7 @@ async def _problems(world: World, asked: int) -> list[str]:
         found.append(f"the runs are {runs}, and the call ran {ran} times")
     if ran > 1:
         found.append(f"the call ran {ran} times")
+    found += await model_problems(world)
     if asked == CHAT:
         return [*found, *await _screen_problems(world, CHAT, YES, ANSWER)]
     found += await _screen_problems(world, CHAT, ANSWER)
@@ -109,18 +96,4 @@ async def _screen_problems(world: World, chat_id: int, *expected: str) -> list[s
     found = [] if len(closed) == 1 else [f"{len(closed)} messages say that the question was answered"]
     if len(asked) - len(closed) > world.kill_count:
         found.append(f"the question is on screen {len(asked)} times")
-    visible = [text for text in shown if QUESTION not in text]
-    counts = Counter(visible)
-    counts.pop(NOT_TAKEN, None)
-    for words in expected:
-        seen = next((text for text in visible if words in text), "").removeprefix(REPEAT_MARK)
-        found += copies(counts, seen, world.kill_count) if seen else [f"{words!r} is not on screen"]
-    found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
-    return found + [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
-
-
-async def untouched_problems_of(world: World) -> list[str]:
-    """Return the additional problems of a run without a kill: every outcome must be known."""
-    with closing(opened(world.home / "state.db")) as db:
-        states = db.execute("SELECT DISTINCT state FROM tool_runs").fetchall()
-    return [] if states == [("done",)] else [f"the runs are {states}"]
+    return [*found, *await screen_problems(world, chat_id, *expected, ignored=QUESTION)]

@@ -93,9 +93,7 @@ SCRIPT: list[dict[str, object]] = [
 
 async def play(world: World) -> None:
     """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
-    await world.telegram.post("chat", {"chat_id": CHAT})
-    await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
-    world.start()
+    await world.begin(SCRIPT, CHAT)
     await _say(world, FIRST, FIRST_ANSWER)
     await _say(world, SECOND, SECOND_ANSWER)
     await _say(world, COLLECT, COLLECTED)
@@ -111,8 +109,4 @@ async def play(world: World) -> None:
 async def _say(world: World, text: str, *answers: str) -> None:
     await world.say(CHAT, text)
     for answer in answers:
-
-        async def is_seen(wanted: str = answer) -> bool:
-            return any(wanted in shown for shown in await world.visible(CHAT))
-
-        await world.until(f"{answer[:40]!r} is on screen", is_seen)
+        await world.until_seen(CHAT, answer)

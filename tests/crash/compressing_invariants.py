@@ -9,9 +9,8 @@ from contextlib import closing
 
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.compressing import ANSWERS, CHAT, COMPRESSED, HUMAN, LAYERS, MARKS, OFTEN, WORKING
-from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.invariants import copies, file_problems, model_problems, opened, undecided_rows
 from tests.crash.world import World
-from tests.fakes.llm_legality import untidy
 
 _PRESSURE = re.compile(r"\n\n\d+ % of the way to the next compression .*")
 """Notice below an answer. It is lost if the process is killed just before the answer is stored."""
@@ -29,8 +28,7 @@ async def problems_of(world: World) -> list[str]:
             *file_problems(db),
         ]
     found += _seen(await world.visible(CHAT), world.kill_count)
-    found += [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
-    return found
+    return found + await model_problems(world)
 
 
 async def problems_in_background_of(world: World) -> list[str]:
@@ -52,7 +50,7 @@ async def problems_in_background_of(world: World) -> list[str]:
         found.append(f"the compressions are {splits}, with {records} handoffs")
     if paid < len(splits):
         found.append(f"{paid} summaries were paid for")
-    return found + [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
+    return found + await model_problems(world)
 
 
 async def untouched_background_problems_of(world: World) -> list[str]:

@@ -4,15 +4,11 @@ Whatever is killed, each call has one sub-agent with the same rows as in a run w
 once, and its report reaches the waiting turn.
 """
 
-from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.admission import NOT_TAKEN
-from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.daemon import DUMP_A
-from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.invariants import file_problems, model_problems, opened, screen_problems, undecided_rows
 from tests.crash.world import World
-from tests.fakes.llm_legality import untidy
 
 CHAT = 42
 ENVIRON = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
@@ -33,15 +29,9 @@ SCRIPT: list[dict[str, object]] = [
 
 async def play(world: World) -> None:
     """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
-    await world.telegram.post("chat", {"chat_id": CHAT})
-    await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
-    world.start()
+    await world.begin(SCRIPT, CHAT)
     await world.say(CHAT, "hand it on")
-
-    async def is_answered() -> bool:
-        return any(ANSWER in text for text in await world.visible(CHAT))
-
-    await world.until(f"{ANSWER!r} is on screen", is_answered)
+    await world.until_seen(CHAT, ANSWER)
     await world.end()
 
 
@@ -74,24 +64,8 @@ async def problems_of(world: World) -> list[str]:
         found.append(f"the turn was told {reports}")
     if payers != [(1, 1)]:
         found.append(f"the calls are paid by {payers}")
-    ran = Counter(world.effects.read_text().split() if world.effects.exists() else [])["signed"]
+    ran = world.effects_of("signed")
     states = dict(runs)
     if len(runs) != 4 or ran > 1 or (states.get("sign"), ran) not in (("done", 1), ("unknown", ran)):
         found.append(f"the runs are {runs}, and the call ran {ran} times")
-    return [*found, *await _screen_problems(world)]
-
-
-async def _screen_problems(world: World) -> list[str]:
-    counts = Counter(await world.visible(CHAT))
-    counts.pop(NOT_TAKEN, None)
-    shown = next((text for text in counts if ANSWER in text), "").removeprefix(REPEAT_MARK)
-    found = copies(counts, shown, world.kill_count) if shown else [f"{ANSWER!r} is not on screen"]
-    found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
-    return found + [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
-
-
-async def untouched_problems_of(world: World) -> list[str]:
-    """Return the additional problems of a run without a kill: every outcome must be known."""
-    with closing(opened(world.home / "state.db")) as db:
-        states = db.execute("SELECT DISTINCT state FROM tool_runs").fetchall()
-    return [] if states == [("done",)] else [f"the runs are {states}"]
+    return [*found, *await screen_problems(world, CHAT, ANSWER), *await model_problems(world)]

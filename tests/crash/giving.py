@@ -7,11 +7,8 @@ only once. The workspace contains the complete file or no file.
 from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.admission import NOT_TAKEN
-from platforms.telegram.rendering import REPEAT_MARK
-from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.invariants import file_problems, model_problems, opened, screen_problems, undecided_rows
 from tests.crash.world import World
-from tests.fakes.llm_legality import untidy
 
 CHAT = 42
 CAPTION = "as you asked"
@@ -35,15 +32,9 @@ SCRIPT: list[dict[str, object]] = [
 
 async def play(world: World) -> None:
     """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
-    await world.telegram.post("chat", {"chat_id": CHAT})
-    await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
-    world.start()
+    await world.begin(SCRIPT, CHAT)
     await world.say(CHAT, "give it")
-
-    async def is_answered() -> bool:
-        return any(ANSWER in text for text in await world.visible(CHAT))
-
-    await world.until(f"{ANSWER!r} is on screen", is_answered)
+    await world.until_seen(CHAT, ANSWER)
     await world.end()
 
 
@@ -67,19 +58,8 @@ async def problems_of(world: World) -> list[str]:
         found.append(f"the file is {'' if written else 'not '}there, and the runs are {runs}")
     if given != owed or given > 1:
         found.append(f"{given} files are kept, and {owed} are owed")
-    return [*found, *await _screen_problems(world, is_given=bool(given))]
-
-
-async def _screen_problems(world: World, *, is_given: bool) -> list[str]:
-    counts = Counter(await world.visible(CHAT))
-    counts.pop(NOT_TAKEN, None)
-    has_file = any(CAPTION in text for text in counts)
-    found = [] if has_file == is_given else [f"the file is {'' if has_file else 'not '}on screen, given: {is_given}"]
-    for words in (CAPTION, ANSWER):
-        shown = next((text for text in counts if words in text), "").removeprefix(REPEAT_MARK)
-        found += copies(counts, shown, world.kill_count) if shown else []
-    found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
-    return found + [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
+    expected = (CAPTION, ANSWER) if given else (ANSWER,)
+    return [*found, *await screen_problems(world, CHAT, *expected), *await model_problems(world)]
 
 
 async def untouched_problems_of(world: World) -> list[str]:

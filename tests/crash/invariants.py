@@ -62,8 +62,7 @@ async def problems_of(world: World) -> list[str]:
         found = [*undecided_rows(db), *_turns(db), *_lineage(db), *_tools(db, world.effects), *file_problems(db)]
     found += _seen(await world.visible(CHAT), world.kill_count)
     found += _seen_in_group(await world.visible(GROUP), world.kill_count)
-    found += [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
-    return found
+    return found + await model_problems(world)
 
 
 def opened(path: Path) -> sqlite3.Connection:
@@ -193,6 +192,36 @@ def _seen(visible: Sequence[str], kill_count: int) -> list[str]:
     if order != expected:
         found.append(f"the order on screen is {[text[:24] for text in order]}")
     return found
+
+
+async def screen_problems(
+    world: World, chat_id: int, *expected: str, optional: Sequence[str] = (), ignored: str | None = None
+) -> list[str]:
+    """Check that a chat shows one message with each expected text, and no other messages but `optional` ones.
+
+    Ignores messages that contain the text `ignored`.
+    """
+    counts = Counter(text for text in await world.visible(chat_id) if ignored is None or ignored not in text)
+    counts.pop(NOT_TAKEN, None)  # if the disk is busy, this notice bypasses the outbox, although the command runs
+    found = []
+    for words in (*expected, *optional):
+        seen = next((text for text in counts if words in text), "").removeprefix(REPEAT_MARK)
+        found += copies(counts, seen, world.kill_count) if seen else []
+        if not seen and words in expected:
+            found.append(f"{words!r} is not on screen")
+    return found + [f"nobody expects {text[:80]!r} on screen" for text in counts]
+
+
+async def model_problems(world: World) -> list[str]:
+    """Check that every request to the model was legal and tidy."""
+    return [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
+
+
+async def unknown_runs(world: World) -> list[str]:
+    """Check that the outcome of every call is known, as it must be in a run without a kill."""
+    with closing(opened(world.home / "state.db")) as db:
+        states = db.execute("SELECT DISTINCT state FROM tool_runs").fetchall()
+    return [] if states == [("done",)] else [f"the runs are {states}"]
 
 
 def copies(counts: Counter[str], text: str, kill_count: int, *, most: int = 1) -> list[str]:

@@ -13,7 +13,7 @@ from tests.fakes.discord_state import ALICE
 
 HELLO = "Hello, the harbour is open."
 ANSWER = "The Anna lies at pier seven, behind the Eva, and sails at noon with the tide."
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 2.0
 ENVIRON = {"CRASH_DISCORD": "1"}
 
 
@@ -21,8 +21,7 @@ async def play(world: World) -> None:
     """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     grows = {"chunk_chars": 8, "chunk_delay": 0.1}
     rules = [{"match": "where is she", "text": ANSWER, **grows}, {"match": "hello", "text": HELLO}]
-    await world.llm.post("script", [{**rule, "times": -1} for rule in rules])
-    world.start()
+    await world.begin(rules)
     await _greet(world)
     await _say(world, "where is she")
 

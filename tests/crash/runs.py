@@ -22,10 +22,12 @@ ATTEMPTS = 5
 """Maximum number of runs until one reaches its kill point."""
 
 
-async def take_census(scenario: Scenario, protocol: ModelProtocol, folder: Path) -> Census:
-    """Run more than once without a kill. Raises `AssertionError` if a promise is broken even then."""
+async def take_census(
+    scenario: Scenario, protocol: ModelProtocol, folder: Path, run_count: int = CENSUS_RUNS
+) -> Census:
+    """Run without a kill. Raises `AssertionError` if a promise is broken even then."""
     found: list[tuple[list[str], list[str]]] = []
-    for number in range(CENSUS_RUNS):
+    for number in range(run_count):
         async with World(folder / str(number), (), protocol, scenario.environ) as world:
             await _play_and_judge(scenario, world, f"{scenario.name} over {protocol}, no kill")
             found.append((world.commits(), world.requests))

@@ -49,19 +49,16 @@ assert HOLD_DONE not in str(SCRIPT), "the note's result alone tells that the too
 
 async def play(world: World) -> None:
     """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
-    await world.telegram.post("chat", {"chat_id": CHAT})
-    await world.telegram.post("chat", {"chat_id": GROUP})
     pause_after = world.protocol.frames(2)
     goodbye = {"match": "goodbye", "text": GOODBYE_ANSWER, "chunk_chars": 8, "pause_after": pause_after}
-    await world.llm.post("script", [{**rule, "times": -1} for rule in (goodbye, *SCRIPT)])
-    world.start()
+    await world.begin((goodbye, *SCRIPT), CHAT, GROUP)
     await _converse(world)
     await _leave(world)
 
 
 async def _converse(world: World) -> None:
     await world.say(CHAT, "hello there")
-    await _until_seen(world, CHAT, HELLO_ANSWER)
+    await world.until_seen(CHAT, HELLO_ANSWER)
 
     await world.say(CHAT, "begin now")
 
@@ -73,8 +70,8 @@ async def _converse(world: World) -> None:
     await _until_taken(world, await world.say(CHAT, TITLE))
     world.release_holds()
     for number, part in enumerate(LONG_PARTS, start=1):
-        await _until_seen(world, CHAT, part, f"part {number} of the long answer")
-    await _until_seen(world, CHAT, TITLE_REPLY)
+        await world.until_seen(CHAT, part, f"part {number} of the long answer")
+    await world.until_seen(CHAT, TITLE_REPLY)
 
 
 async def _leave(world: World) -> None:
@@ -86,7 +83,7 @@ async def _leave(world: World) -> None:
     await world.until("the placeholder of the last answer is on screen", is_showing)
     while not await _ends(world):
         # The daemon was killed during the shutdown and runs again. Nothing tells it to stop.
-        await _until_seen(world, GROUP, GOODBYE_ANSWER)
+        await world.until_seen(GROUP, GOODBYE_ANSWER)
 
 
 async def _ends(world: World) -> bool:
@@ -101,10 +98,3 @@ async def _until_taken(world: World, update_id: int) -> None:
         return world.acknowledged >= update_id
 
     await world.until(f"update {update_id} is acknowledged", is_taken)
-
-
-async def _until_seen(world: World, chat_id: int, text: str, name: str = "") -> None:
-    async def is_seen() -> bool:
-        return any(text in shown for shown in await world.visible(chat_id))
-
-    await world.until(f"{name or repr(text)} is on screen", is_seen)

@@ -4,19 +4,16 @@ Wherever the daemon is killed, each message is sent and answered once, and the r
 """
 
 import time
-from collections import Counter
 from contextlib import closing
 from sqlite3 import Connection
 
-from gateway.inbound.admission import NOT_TAKEN
 from hermes_state.chats import ensure_chat
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.tools.schedules import NewSchedule, insert_schedule
 from hermes_state.values import ChatKey, ChatKind, Millis, UserRef
 from platforms.telegram.rendering import REPEAT_MARK
-from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.invariants import file_problems, model_problems, opened, screen_problems, undecided_rows
 from tests.crash.world import World
-from tests.fakes.llm_legality import untidy
 
 CHAT = 42
 TEXTS = ("take the cake out", "count the boats", "read the mail")
@@ -26,17 +23,15 @@ SCRIPT: list[dict[str, object]] = [{"match": text, "text": f"Done: {text}."} for
 
 async def play(world: World) -> None:
     """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
-    await world.telegram.post("chat", {"chat_id": CHAT})
-    await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
     store = await SqliteStore.open(world.home / "state.db", synchronous="NORMAL")
     await store.write(_fill, Millis(time.time_ns() // 1_000_000))
     await store.close()
-    world.start()
-    await _until_seen(world, f"Done: {TEXTS[0]}.")
-    await _until_seen(world, f"Done: {TEXTS[1]}.")
+    await world.begin(SCRIPT, CHAT)
+    await world.until_seen(CHAT, f"Done: {TEXTS[0]}.")
+    await world.until_seen(CHAT, f"Done: {TEXTS[1]}.")
     await world.say(CHAT, "/schedule run 3")
-    await _until_seen(world, RUN)
-    await _until_seen(world, f"Done: {TEXTS[2]}.")
+    await world.until_seen(CHAT, RUN)
+    await world.until_seen(CHAT, f"Done: {TEXTS[2]}.")
     await world.end()
 
 
@@ -62,13 +57,6 @@ def _fill(db: Connection, now: Millis) -> None:
             db.execute("UPDATE schedules SET state = 'paused', next_at = NULL WHERE id = ?", (number,))
 
 
-async def _until_seen(world: World, words: str) -> None:
-    async def is_seen() -> bool:
-        return any(words in text for text in await world.visible(CHAT))
-
-    await world.until(f"{words!r} is on screen", is_seen)
-
-
 async def problems_of(world: World) -> list[str]:
     """Return all broken promises, one sentence each."""
     with closing(opened(world.home / "state.db")) as db:
@@ -82,19 +70,8 @@ async def problems_of(world: World) -> list[str]:
         found.append(f"the turns are about {said}")
     if states != [("done", None), ("active", 1), ("paused", None)]:
         found.append(f"the schedules are {states}")
-    return [*found, *await _screen_problems(world)]
-
-
-async def _screen_problems(world: World) -> list[str]:
-    visible = await world.visible(CHAT)
-    counts = Counter(visible)
-    counts.pop(NOT_TAKEN, None)
-    found = []
-    for words in (RUN, *(f"Done: {text}." for text in TEXTS)):
-        shown = next((text for text in visible if words in text), "").removeprefix(REPEAT_MARK)
-        found += copies(counts, shown, world.kill_count) if shown else [f"{words!r} is not on screen"]
-    found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
-    return found + [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
+    expected = (RUN, *(f"Done: {text}." for text in TEXTS))
+    return [*found, *await screen_problems(world, CHAT, *expected), *await model_problems(world)]
 
 
 async def untouched_problems_of(world: World) -> list[str]:

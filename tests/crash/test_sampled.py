@@ -45,7 +45,7 @@ def census_of(tmp_path_factory: pytest.TempPathFactory, testrun_uid: str, worker
         with shared.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not shared.exists():
-                taken = asyncio.run(take_census(SCENARIOS[name], protocol, tmp_path_factory.mktemp("census")))
+                taken = asyncio.run(take_census(SCENARIOS[name], protocol, tmp_path_factory.mktemp("census"), 1))
                 shared.write_bytes(msgspec.json.encode(taken))
         return msgspec.json.decode(shared.read_bytes(), type=Census)
 

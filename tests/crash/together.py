@@ -4,11 +4,9 @@ The messages before the command are stored in one commit, then the command, then
 is killed, each message is answered once, in the order of its chat.
 """
 
-from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.admission import NOT_TAKEN
-from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.invariants import file_problems, opened, screen_problems, undecided_rows
 from tests.crash.world import World
 
 BEFORE = (42, 43, 44)
@@ -24,20 +22,13 @@ def answer(chat_id: int) -> str:
 
 async def play(world: World) -> None:
     """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
-    for chat_id in (*BEFORE, *AFTER):
-        await world.telegram.post("chat", {"chat_id": chat_id})
-    rules = [{"match": f"ask {chat_id}", "text": answer(chat_id), "times": -1} for chat_id in (*BEFORE, *AFTER)]
-    await world.llm.post("script", rules)
     asked = [{"chat_id": chat_id, "user_id": 42, "text": f"ask {chat_id}"} for chat_id in (*BEFORE, *AFTER)]
     asked.insert(len(BEFORE), {"chat_id": BEFORE[-1], "user_id": 42, "text": TITLE})
     await world.telegram.post("message", asked)
-    world.start()
-    for chat_id, wanted in [(BEFORE[-1], TITLE_REPLY), *((one, answer(one)) for one in (*BEFORE, *AFTER))]:
-
-        async def is_seen(chat_id: int = chat_id, wanted: str = wanted) -> bool:
-            return any(wanted in shown for shown in await world.visible(chat_id))
-
-        await world.until(f"{wanted!r} is on screen in {chat_id}", is_seen)
+    await world.begin([{"match": f"ask {chat_id}", "text": answer(chat_id)} for chat_id in (*BEFORE, *AFTER)])
+    await world.until_seen(BEFORE[-1], TITLE_REPLY)
+    for chat_id in (*BEFORE, *AFTER):
+        await world.until_seen(chat_id, answer(chat_id))
     await world.end()
 
 
@@ -52,11 +43,7 @@ async def problems_of(world: World) -> list[str]:
     if [chat_ref for chat_ref, _, _ in rows] != wanted or [kind for _, kind, _ in rows].index("command") != len(BEFORE):
         found.append(f"the inbox is {rows}")
     for chat_id in (*BEFORE, *AFTER):
-        counts = Counter(await world.visible(chat_id))
-        counts.pop(NOT_TAKEN, None)  # if the disk is busy, this notice bypasses the outbox, although the command runs
-        for text in (answer(chat_id), TITLE_REPLY, BEHIND):
-            found += copies(counts, text, world.kill_count)
-        found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
+        found += await screen_problems(world, chat_id, answer(chat_id), optional=(TITLE_REPLY, BEHIND))
     return found
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -239,7 +239,14 @@ class World:
             writer.close()
         await server.wait_closed()
 
-    # ---- what people see -------------------------------------------------------------------------------------------
+    # ---- what people do and see -------------------------------------------------------------------------------------
+
+    async def begin(self, script: Iterable[Mapping[str, object]], *chats: int) -> None:
+        """Open the private chats or groups, give the model its rules, and start the daemon."""
+        for chat_id in chats:
+            await self.telegram.post("chat", {"chat_id": chat_id})
+        await self.llm.post("script", [{**rule, "times": -1} for rule in script])
+        self.start()
 
     async def say(self, chat_id: int, text: str, user_id: int = 42) -> int:
         """Send a message from a person. Return the id that acknowledges the update."""
@@ -251,6 +258,18 @@ class World:
         """Return the current texts of the bot's messages in a chat."""
         chat = await self.telegram.get(f"chat/{chat_id}")
         return [row.get("text", row.get("caption", "")) for row in chat["messages"] if row["from"]["is_bot"]]
+
+    async def until_seen(self, chat_id: int, words: str, name: str = "") -> None:
+        """Wait until a message of the bot in a chat contains `words`. Raises `Stuck`."""
+
+        async def is_seen() -> bool:
+            return any(words in text for text in await self.visible(chat_id))
+
+        await self.until(f"{name or repr(words[:40])} is on screen", is_seen)
+
+    def effects_of(self, key: str) -> int:
+        """Return how often a tool that writes has run with this key."""
+        return (self.effects.read_text().split() if self.effects.exists() else []).count(key)
 
     async def is_stream_paused(self) -> bool:
         """Return True if the model has paused in the middle of a response that a client is reading."""

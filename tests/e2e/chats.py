@@ -1,19 +1,31 @@
 """A person's chat on any platform, for tests of promises that hold on every platform."""
 
 import asyncio
+import base64
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pytest
 
 from tests.e2e import test_discord as discord
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.test_compression import Page, page_of
 from tests.e2e.world import World, world_in
 
+T = TypeVar("T")
 PLATFORMS = ("telegram", "discord", "web")
+only_web = pytest.mark.parametrize("chat", ["web"], indirect=True)
+on_discord_and_web = pytest.mark.parametrize("chat", ["discord", "web"], indirect=True)
+
+
+def share_of(platform: str, cases: Iterable[T]) -> list[T]:
+    """Return every third case, so that the tests on all platforms together run each case once."""
+    return list(islice(cases, PLATFORMS.index(platform), None, len(PLATFORMS)))
 
 
 class Chat:
@@ -55,6 +67,10 @@ class Chat:
     async def _ask_page(self, text: str, match: str) -> str:
         known = {ref for ref, _ in await self._answers(match)}
         await self.page.write(text)
+        return await self._until_on_page(match, known)
+
+    async def _until_on_page(self, match: str, known: set[str]) -> str:
+        """Wait for a message of the bot that matches and is not `known`, and return the newest one."""
         async with asyncio.timeout(20):
             while True:
                 if new := [words for ref, words in await self._answers(match) if ref not in known]:
@@ -66,6 +82,28 @@ class Chat:
         self._pages.append(str(shown))
         whole = [entry for entry in shown if entry.kind in ("answer", "notice")]
         return [(entry.ref, entry.text) for entry in whole if re.search(match, entry.text)]
+
+    async def send_file(self, text: str, name: str, mime: str, content: bytes) -> None:
+        """Send a file with a caption."""
+        encoded = base64.b64encode(content).decode()
+        match self.platform:
+            case "telegram":
+                await self.world.say(text, media="document", file_name=name, mime=mime, file_b64=encoded)
+            case "discord":
+                file = {"filename": name, "content_type": mime, "b64": encoded}
+                await discord.say(self.world, text, dm_user_id=discord.ALICE, files=[file])
+            case _:
+                await self.page.write(text, name=name, mime=mime, content=content)
+
+    async def until(self, match: str) -> None:
+        """Wait until a message of the bot matches."""
+        match self.platform:
+            case "telegram":
+                assert await self.world.replies(1, match=match), match
+            case "discord":
+                assert await discord.sent(self.world, 1, match=match), match
+            case _:
+                await self._until_on_page(match, set())
 
     async def seen(self) -> str:
         """Return everything that was ever shown in the chat: messages, edits and previews."""
@@ -97,5 +135,5 @@ async def chat_on(platform: str, folder: Path, protocol: ModelProtocol, **option
         if platform == "discord":
             await world.dc.post("config", {"rate_limits": False})
         if platform == "web":
-            world.gateway.environ |= {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
+            world.gateway.environ |= world.web_chat()
         yield Chat(world, platform, stack)

@@ -6,10 +6,11 @@ from zlib import crc32
 
 import pytest
 
-from tests.e2e.chats import PLATFORMS
+from tests.e2e.chats import PLATFORMS, Chat, chat_on
 from tests.e2e.protocols import CHAT_COMPLETIONS, PROTOCOLS, ModelProtocol, chosen
 from tests.e2e.with_engine import EXAMPLE, install
-from tests.e2e.world import World, world_in
+from tests.e2e.world import Program, World, world_in
+from tests.processes import run_gateway
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -47,16 +48,41 @@ def protocol(pytestconfig: pytest.Config) -> ModelProtocol:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
+def program(request: pytest.FixtureRequest) -> Program:
+    """Program of the gateway: `PROGRAM` of the test's module, or the production daemon."""
+    found: Program = getattr(request.module, "PROGRAM", run_gateway)
+    return found
+
+
+@pytest.fixture
+async def world(tmp_path: Path, protocol: ModelProtocol, program: Program) -> AsyncIterator[World]:
     """A world with Telegram and a model. The gateway is not started yet."""
-    async with world_in(tmp_path, protocol) as made:
+    async with world_in(tmp_path, protocol, program=program) as made:
         yield made
 
 
 @pytest.fixture
-async def discord_world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    """A world with Discord and a model. The gateway is not started yet."""
-    async with world_in(tmp_path, protocol, telegram=False, discord=True) as made:
+async def discord_world(tmp_path: Path, protocol: ModelProtocol, program: Program) -> AsyncIterator[World]:
+    """A world with Discord, without rate limits, and a model. The gateway is not started yet."""
+    async with world_in(tmp_path, protocol, telegram=False, discord=True, program=program) as made:
+        await made.dc.post("config", {"rate_limits": False})
+        yield made
+
+
+@pytest.fixture
+async def both(tmp_path: Path, protocol: ModelProtocol, program: Program) -> AsyncIterator[World]:
+    """A world with Telegram, Discord and a model. The gateway is not started yet."""
+    async with world_in(tmp_path, protocol, discord=True, program=program) as made:
+        await made.dc.post("config", {"rate_limits": False})
+        yield made
+
+
+@pytest.fixture(params=PLATFORMS)
+async def chat(
+    request: pytest.FixtureRequest, tmp_path: Path, protocol: ModelProtocol, program: Program
+) -> AsyncIterator[Chat]:
+    """A person's chat on each platform in turn. The gateway is not started yet."""
+    async with chat_on(request.param, tmp_path, protocol, program=program) as made:
         yield made
 
 

@@ -19,20 +19,6 @@ async def compressed(world: World) -> None:
     assert await world.replies(1, match="Compressed")
 
 
-@pytest.mark.parametrize("other", PROTOCOLS.values(), ids=str)
-async def test_a_model_of_its_own_writes_summaries_over_any_protocol(world: World, other: ModelProtocol) -> None:
-    await world.gateway.start(
-        HERMES_AUXILIARY__COMPRESSION__MODEL="lab-32k",
-        HERMES_AUXILIARY__COMPRESSION__PROTOCOL=other.name,
-        HERMES_AUXILIARY__COMPRESSION__BASE_URL=world.llm.url + other.root,
-    )
-    await compressed(world)
-    [(route, model, outcome, is_counted)] = world.query(SUMMARIES)
-    assert route.startswith(f"{other}:")
-    assert (model, outcome, is_counted) == ("lab-32k", "ok", 1)
-    assert not await world.violations()
-
-
 async def test_an_admin_is_told_once_that_the_model_for_summaries_writes_none(world: World) -> None:
     await world.llm.post("script", [{"model": "lab-32k", "times": -1, "error": {"kind": "401"}}])
     await world.gateway.start(HERMES_AUXILIARY__COMPRESSION__MODEL="lab-32k", HERMES_ACCESS__ADMINS="telegram:42")
@@ -56,7 +42,7 @@ async def test_the_mode_says_whether_the_chosen_model_summarises(world: World, m
 
 
 @pytest.mark.parametrize("other", PROTOCOLS.values(), ids=str)
-async def test_the_output_limit_of_a_model_that_nobody_knows_is_refused_once(
+async def test_a_separate_model_writes_summaries_over_any_protocol_and_its_unknown_output_limit_is_refused_once(
     world: World, other: ModelProtocol
 ) -> None:
     await world.gateway.start(
@@ -71,3 +57,7 @@ async def test_the_output_limit_of_a_model_that_nobody_knows_is_refused_once(
     outcomes = world.query("SELECT outcome FROM model_calls WHERE purpose = 'summary' ORDER BY id")
     refused = [("output_cap",)] if other.name == "anthropic" else []
     assert outcomes == [*refused, ("ok",), ("ok",)]
+    for route, *row in world.query(SUMMARIES):
+        assert route.startswith(f"{other}:")
+        assert row == ["lab-32k", "ok", 1]
+    assert not await world.violations()

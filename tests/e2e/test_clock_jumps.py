@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+from gateway import timers
 from hermes_state.engines.postgres import nodes
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import world_in
@@ -17,6 +18,7 @@ def run_on_turned_clock() -> None:
     """The gateway, on a clock that is off by what stands in a file, in nanoseconds."""
     offset, now_ns = Path(os.environ["HERMES_HOME"]).parent / "offset", time.time_ns
     time.time_ns = lambda: now_ns() + (int(offset.read_text()) if offset.exists() else 0)
+    timers.LOOK_SECONDS = 1.0
     nodes.MAX_CLOCK_SECONDS = 1_000_000  # as if the database server's had been turned, too
     run_gateway()
 

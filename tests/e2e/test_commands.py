@@ -11,7 +11,7 @@ async def test_a_button_under_sessions_goes_back_to_a_conversation(world: World)
     await world.tg.post("callback", {"chat_id": 42, "button": "Trains"})
     assert await world.replies(1, match="Back in conversation “Trains”")
     await world.say("and now?")
-    await world.replies(7)
+    await world.replies(1, match="and now")
     messages = conversation_of((await world.asked(3))[2])
     assert "about trains" in messages
     assert "about boats" not in messages

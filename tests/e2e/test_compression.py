@@ -3,11 +3,9 @@
 import asyncio
 import re
 import secrets
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,10 +13,10 @@ import pytest
 from yarl import URL
 
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
-from tests.e2e.protocols import ModelProtocol, conversation_of, prompt_of
+from tests.e2e.protocols import conversation_of, prompt_of
 from tests.e2e.test_discord import ALICE, ready
 from tests.e2e.test_discord import say as say_on_discord
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
 from tests.platforms.local.harness import Listener, Screen, Shown
 from tests.sampling import every
 from tests.summaries import summary_saying
@@ -58,18 +56,6 @@ def seconds_until(rows: list[dict[str, Any]], since: float) -> float:
     return float(rows[0]["t"]) - since
 
 
-async def reload(world: World) -> None:
-    since = len(world.gateway.log_bytes())
-    world.gateway.signal(signal.SIGHUP)
-    await world.gateway.wait_for_log("config.reloaded", since=since)
-
-
-def configure(world: World, yaml: str) -> None:
-    """Put a setting where a reload finds it."""
-    world.home.mkdir(mode=0o700, exist_ok=True)
-    (world.home / "config.yaml").write_text(yaml)
-
-
 # ---- by hand, on each platform
 
 
@@ -99,16 +85,26 @@ async def test_compress_shortens_what_the_model_sees_and_keeps_what_was_said(wor
     assert await world.violations() == []
 
 
-async def test_while_a_summary_takes_long_commands_are_answered_and_messages_wait(world: World) -> None:
+async def test_while_a_summary_takes_long_commands_are_answered_messages_wait_and_stop_ends_it(world: World) -> None:
     await world.gateway.start(**SMALL)
     await talk(world, 20)
-    await world.hold(summary=True)
+    await world.script(summary=True, hang=True, times=1)
     await world.say("/compress")
-    begun = await world.tg.get("sent", method="sendMessage", match=WORKING, wait=15, count=1)
+    await world.asked(1, summary="true")
+    await world.say("/stop")
+    assert await world.replies(1, match="^Stopped")
+    assert await world.replies(1, match="Compression cancelled")
+    await world.converse("and then?")
+    assert world.query(LAYERS) == []
+    await world.hold(summary=True)
+    begins = await world.tg.get("sent", method="sendMessage", match=WORKING, count=1)
+    await world.say("/compress")
+    count = len(begins) + 1
+    begun = await world.tg.get("sent", method="sendMessage", match=WORKING, wait=15, count=count)
     await world.say("/status")
     assert await world.replies(1, match="Conversation", since=begun[-1]["seq"])
     await world.say("said meanwhile")
-    assert await world.replies(0, wait=0.5, match="^Compressed|said meanwhile") == []
+    assert await world.replies(0, wait=0, match="^Compressed: |said meanwhile") == []
     await world.release()
     assert await world.replies(1, match="echo: .*said meanwhile")
     shown_texts = await world.replies(0, wait=0)
@@ -119,28 +115,14 @@ async def test_while_a_summary_takes_long_commands_are_answered_and_messages_wai
     assert "CONTEXT COMPACTION" in system_and_rest((await turns(world))[-1])[1]
 
 
-async def test_a_summary_that_hangs_is_ended_by_stop(world: World) -> None:
-    await world.gateway.start(**SMALL)
-    await talk(world, 20)
-    await world.script(summary=True, hang=True)
-    await world.say("/compress")
-    await world.asked(1, summary="true")
-    await world.say("/stop")
-    assert await world.replies(1, match="^Stopped")
-    assert await world.replies(1, match="Compression cancelled")
-    await world.converse("and now?")
-    assert world.query(LAYERS) == []
-
-
 async def test_compress_as_a_slash_command_on_discord(discord_world: World) -> None:
     world = discord_world
-    await world.dc.post("config", {"rate_limits": False})
     await ready(world, **SMALL)
     await world.gateway.wait_for_log("discord.menu_published")
     for number in range(20):
         await say_on_discord(world, f"Message {number}: TICKET-{number}. {FILLER}")
         assert await world.dc.get("sent", action="send|edit", match=f"TICKET-{number}\\.", wait=20, count=1)
-    await world.script(summary=True, delay=3)
+    await world.script(summary=True, delay=1)
     given_at = time.monotonic()
     given = {"name": "compress", "options": {"topic": "focus: the bridge"}, "dm_user_id": ALICE}
     await world.dc.post("interaction", given)
@@ -217,26 +199,24 @@ async def page_of(world: World) -> AsyncIterator[Page]:
         yield Page(root, key, browser)
 
 
-async def test_compress_in_the_web_chat(tmp_path: Path, protocol: ModelProtocol) -> None:
-    async with world_in(tmp_path, protocol, telegram=False) as world:
-        local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
-        await world.gateway.start(**SMALL, **local)
-        async with page_of(world) as page:
-            for number in range(20):
-                await page.write(f"Message {number}: {FILLER} TICKET-{number}.")
-                await page.until_answered(number + 1)
-            await page.write("/compress preview")
-            await page.until("Nothing was changed")
-            assert await summaries(world) == []
-            await world.hold(summary=True)
-            await page.write("/compress here 3")
-            await page.until(WORKING)
-            await page.write("said meanwhile")
-            await world.release()
-            await page.until("Compressed: ")
-            await world.asked(22)
-            assert "CONTEXT COMPACTION" in system_and_rest((await turns(world))[-1])[1]
-            assert await world.violations() == []
+async def test_compress_in_the_web_chat(world: World) -> None:
+    await world.gateway.start(**SMALL, **world.web_chat())
+    async with page_of(world) as page:
+        for number in range(20):
+            await page.write(f"Message {number}: {FILLER} TICKET-{number}.")
+            await page.until_answered(number + 1)
+        await page.write("/compress preview")
+        await page.until("Nothing was changed")
+        assert await summaries(world) == []
+        await world.hold(summary=True)
+        await page.write("/compress here 3")
+        await page.until(WORKING)
+        await page.write("said meanwhile")
+        await world.release()
+        await page.until("Compressed: ")
+        await world.asked(22)
+        assert "CONTEXT COMPACTION" in system_and_rest((await turns(world))[-1])[1]
+        assert await world.violations() == []
 
 
 # ---- waiting
@@ -244,7 +224,7 @@ async def test_compress_in_the_web_chat(tmp_path: Path, protocol: ModelProtocol)
 
 async def test_a_conversation_goes_on_while_its_summary_is_written(world: World) -> None:
     await world.script(summary=True, text=summary_saying("The tickets were told apart."), pause_after=1, times=-1)
-    configure(world, "compression: {threshold: 0.2}\n")
+    world.configure("compression: {threshold: 0.2}\n")
     await world.gateway.start(**{**SMALL, "HERMES_COMPRESSION__MODE": "background"})
     await talk(world, 14)
     assert len(await world.asked(1, summary="true")) == 1
@@ -260,43 +240,40 @@ async def test_a_conversation_goes_on_while_its_summary_is_written(world: World)
     assert await world.violations() == []
 
 
-async def test_who_waits_long_for_a_compression_is_told_on_each_platform(
-    tmp_path: Path, protocol: ModelProtocol
-) -> None:
+async def test_who_waits_long_for_a_compression_is_told_on_each_platform(both: World) -> None:
+    world = both
     why = "I am compressing it before I continue"
-    async with world_in(tmp_path, protocol, discord=True) as world:
-        await world.dc.post("config", {"rate_limits": False})
-        configure(world, "compression: {threshold: 0.5}\n")
-        local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
-        await ready(world, **SMALL, **local)
-        async with page_of(world) as page:
+    await world.dc.post("config", {"rate_limits": False})
+    world.configure("compression: {threshold: 0.5}\n")
+    await ready(world, **SMALL, **world.web_chat())
+    async with page_of(world) as page:
 
-            async def say_everywhere(text: str) -> None:
-                await asyncio.gather(world.say(text), say_on_discord(world, text), page.write(text))
+        async def say_everywhere(text: str) -> None:
+            await asyncio.gather(world.say(text), say_on_discord(world, text), page.write(text))
 
-            async def seen_everywhere(words: str, count: int) -> None:
-                assert await world.replies(1, match=words)
-                assert await world.dc.get("sent", action="send|edit", match=words, wait=20, count=1)
-                await page.until_answered(count)
+        async def seen_everywhere(words: str, count: int) -> None:
+            assert await world.replies(1, match=words)
+            assert await world.dc.get("sent", action="send|edit", match=words, wait=20, count=1)
+            await page.until_answered(count)
 
-            for number in range(12):
-                await say_everywhere(f"TICKET-{number}. {FILLER}")
-                await seen_everywhere(f"TICKET-{number}\\.", number + 1)
-            configure(world, "compression: {threshold: 0.2}\n")
-            await reload(world)
-            await world.script(summary=True, pause_after=1, times=-1)
-            said_at = time.monotonic()
-            await say_everywhere("and now?")
-            await seen_everywhere(why, 13)
-            await page.until(why)
-            assert time.monotonic() - said_at >= 5
-            assert world.query(LAYERS) == []
-            await world.llm.post("resume")
-            await seen_everywhere("echo: .*and now", 14)
-        assert world.query(LAYERS) == [("preflight", "compressed")] * 3
-        assert len(await world.replies(0, wait=0, match=why)) == 1
-        assert all(why not in str(request["body"]) for request in await world.asked(0, wait=0))
-        assert await world.violations() == []
+        for number in range(12):
+            await say_everywhere(f"TICKET-{number}. {FILLER}")
+            await seen_everywhere(f"TICKET-{number}\\.", number + 1)
+        world.configure("compression: {threshold: 0.2}\n")
+        await world.reload()
+        await world.script(summary=True, pause_after=1, times=-1)
+        said_at = time.monotonic()
+        await say_everywhere("and now?")
+        await seen_everywhere(why, 13)
+        await page.until(why)
+        assert time.monotonic() - said_at >= 5
+        assert world.query(LAYERS) == []
+        await world.llm.post("resume")
+        await seen_everywhere("echo: .*and now", 14)
+    assert world.query(LAYERS) == [("preflight", "compressed")] * 3
+    assert len(await world.replies(0, wait=0, match=why)) == 1
+    assert all(why not in str(request["body"]) for request in await world.asked(0, wait=0))
+    assert await world.violations() == []
 
 
 # ---- windows that change
@@ -342,12 +319,12 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
 
 async def test_a_reload_to_a_smaller_window_compresses_before_the_first_call(world: World) -> None:
     del world.gateway.environ["HERMES_MODEL__CONTEXT_LENGTH"]
-    configure(world, "model: {context_length: 32768, max_output_tokens: 8192}\n")
+    world.configure("model: {context_length: 32768, max_output_tokens: 8192}\n")
     await world.gateway.start(HERMES_MODEL__NAME="lab-32k", HERMES_COMPRESSION__MODE="blocking")
     await talk(world, 17)
     length = await lowered(world, 0.80)  # the threshold stands at two thirds, hygiene at nine tenths
-    configure(world, f"model: {{context_length: {length}, max_output_tokens: {length // 4}}}\n")
-    await reload(world)
+    world.configure(f"model: {{context_length: {length}, max_output_tokens: {length // 4}}}\n")
+    await world.reload()
     await world.converse("and now?")
     assert world.query(LAYERS) == [("preflight", "compressed")]
     requests = await world.asked(0, wait=0)
@@ -357,12 +334,12 @@ async def test_a_reload_to_a_smaller_window_compresses_before_the_first_call(wor
 
 
 async def test_a_reload_applies_thresholds_from_the_next_turn_on_and_clears_cooldowns(world: World) -> None:
-    configure(world, "compression: {threshold: 0.5}\n")
+    world.configure("compression: {threshold: 0.5}\n")
     await world.gateway.start(**SMALL)
     await talk(world, 12)
     await world.script(summary=True, times=-1, error={"kind": "401"})
-    configure(world, "compression: {threshold: 0.2}\n")
-    await reload(world)
+    world.configure("compression: {threshold: 0.2}\n")
+    await world.reload()
     await world.converse("first")
     [told] = await world.replies(1, match="could not compress")
     assert "Nothing was changed" in told
@@ -373,8 +350,8 @@ async def test_a_reload_applies_thresholds_from_the_next_turn_on_and_clears_cool
     assert len(await summaries(world)) == asked, "it cools down"
 
     await world.llm.delete("script")
-    configure(world, "compression: {threshold: 0.21}\n")
-    await reload(world)
+    world.configure("compression: {threshold: 0.21}\n")
+    await world.reload()
     await world.say("third")
     assert await world.replies(1, match="echo: .*third")
     assert world.query(LAYERS) == [("preflight", "aborted"), ("preflight", "compressed")]

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Self
 
 import aiohttp
@@ -13,8 +12,7 @@ from yarl import URL
 
 from gateway.console.handler import PAGES
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
-from tests.e2e.protocols import ModelProtocol
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
 
 HOSTILE = '<img src=x onerror=alert(1)>"><script>alert(2)</script>'
 
@@ -72,8 +70,7 @@ class Visitor:
 @pytest.fixture
 async def owner(world: World, request: pytest.FixtureRequest) -> AsyncIterator[Visitor]:
     """The owner's browser, at a gateway with Telegram, the web chat and the settings of the parameter."""
-    web = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
-    await world.gateway.start(**web, **getattr(request, "param", {}))
+    await world.gateway.start(**world.web_chat(), **getattr(request, "param", {}))
     async with Visitor(await world.gateway.printed_url()) as visitor:
         yield visitor
 
@@ -206,12 +203,11 @@ async def test_a_schedule_of_another_chat_is_paused(world: World, owner: Visitor
     assert "no longer exists" in await owner.act("setup", "schedule", schedule="77", to="paused")
 
 
-async def test_a_second_link_for_the_same_person_keeps_their_role(tmp_path: Path, protocol: ModelProtocol) -> None:
-    async with world_in(tmp_path, protocol, telegram=False) as world:
-        await world.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(world.free_port()))
-        await link_for(world, "Ann", "--role", "admin")
-        async with Visitor(await link_for(world, "ann")) as ann:
-            assert "Platforms" in await ann.read("overview")
-        for name in ("owner", "!!!"):
-            code, printed = await world.command_line("url", "--for", name)
-            assert code == 1, printed
+async def test_a_second_link_for_the_same_person_keeps_their_role(world: World) -> None:
+    await world.gateway.start(**world.web_chat())
+    await link_for(world, "Ann", "--role", "admin")
+    async with Visitor(await link_for(world, "ann")) as ann:
+        assert "Platforms" in await ann.read("overview")
+    for name in ("owner", "!!!"):
+        code, printed = await world.command_line("url", "--for", name)
+        assert code == 1, printed

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import signal
 from typing import Any
 
 from tests.e2e.world import World
@@ -59,7 +58,7 @@ async def test_what_nobody_has_priced_is_unknown_and_never_nothing(world: World)
     assert world.query("SELECT cost_microusd, unpriced_calls FROM sessions") == [(0, 1)]
 
 
-async def test_insights_are_for_admins_and_fit_a_phone(world: World) -> None:
+async def test_insights_are_for_admins_and_fit_a_phone_and_a_stopped_turn_was_paid_for(world: World) -> None:
     await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
     await world.converse("hello")
     await world.say("/insights")
@@ -73,6 +72,15 @@ async def test_insights_are_for_admins_and_fit_a_phone(world: World) -> None:
     chart = told[told.index("\n") + 1 : told.rindex("\n")]
     assert max(map(len, chart.splitlines())) <= 40
     assert len([line for line in told.splitlines() if line.endswith(" -")]) == 29
+    await world.script(match="hang", hang=True)
+    await world.say("hang")
+    await world.asked(2)
+    await world.say("/stop")
+    await world.replies(1, match="Stopped")
+    rows = world.query("SELECT outcome, estimated, cost_microusd > 0 FROM model_calls ORDER BY id")
+    assert rows == [("ok", 0, 1), ("cancelled", 1, 1)]
+    await world.converse("/usage")
+    assert "Model calls: 2 (1 failed, 1 estimated)" in (await world.visible())[-1]
 
 
 async def test_a_burst_of_fifty_turns_exceeds_a_cap_by_no_more_than_the_calls_in_flight(world: World) -> None:
@@ -100,19 +108,20 @@ async def test_a_burst_of_fifty_turns_exceeds_a_cap_by_no_more_than_the_calls_in
     assert "try again tomorrow" in said
 
 
-async def test_a_conversation_at_its_cap_goes_on_after_new(world: World) -> None:
-    await world.gateway.start(HERMES_COSTS__PRICES=PRICES, HERMES_COSTS__CONVERSATION_CAP="0.002")
+async def test_a_conversation_at_its_cap_goes_on_after_new_and_a_chat_at_its_cap_leaves_the_others_alone(
+    world: World,
+) -> None:
+    world.configure("costs: {conversation_cap: 0.002}")
+    await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
     await world.converse("one", "two", "/usage", "/new", "three")
     one, two, usage, _, three = await world.visible()
     assert "one" in one
     assert "Send /new to start another one" in two
     assert "used up, costs.conversation_cap" in usage
     assert "three" in three
-
-
-async def test_a_chat_at_its_cap_leaves_the_others_alone(world: World) -> None:
-    await world.gateway.start(HERMES_COSTS__PRICES=PRICES, HERMES_COSTS__CHAT_DAILY_CAP="0.002")
-    await world.converse("one", "/new", "two")
+    world.configure("costs: {chat_daily_cap: 0.002}")
+    await world.reload()
+    await world.converse("/new", "four")
     assert "The daily spending cap of this chat has been reached" in (await world.visible())[-1]
     await world.say("other", chat_id=43)
     assert "echo" in (await world.replies(1, chat_id=43))[0]
@@ -126,10 +135,8 @@ async def test_a_cap_shuts_out_a_model_without_a_price_and_says_how_to_let_it_in
     assert "lab-128k" in said
     assert "costs.prices" in said
     assert await world.asked(0, wait=0) == []
-    (world.home / "config.yaml").write_text("costs: {prices: {lab-*: {input: 0, output: 0}}}")
-    seen = len(world.gateway.log_bytes())
-    world.gateway.signal(signal.SIGHUP)
-    await world.gateway.wait_for_log("config.reloaded", since=seen)
+    world.configure("costs: {prices: {lab-*: {input: 0, output: 0}}}")
+    await world.reload()
     await world.converse("hello again")
     assert "echo" in (await world.visible())[-1]
 
@@ -138,28 +145,13 @@ async def test_a_summary_that_a_cap_forbids_leaves_the_conversation_as_it_is(wor
     await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
     await world.converse(*(f"{number} [[size:2000]]" for number in range(4)))
     asked = len(await world.asked(0, wait=0))
-    (world.home / "config.yaml").write_text("costs: {chat_daily_cap: 0.001}")
-    seen = len(world.gateway.log_bytes())
-    world.gateway.signal(signal.SIGHUP)
-    await world.gateway.wait_for_log("config.reloaded", since=seen)
+    world.configure("costs: {chat_daily_cap: 0.001}")
+    await world.reload()
     await world.say("/compress here 1")
     told = (await world.replies(1, match="has been reached"))[0]
     assert "Nothing was" in told or "not compressed" in told.lower(), told
     assert len(await world.asked(0, wait=0)) == asked
     assert world.query("SELECT count(*) FROM sessions") == [(1,)]
-
-
-async def test_a_turn_that_is_stopped_was_paid_for(world: World) -> None:
-    await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
-    await world.script(match="hang", hang=True)
-    await world.say("hang")
-    await world.asked(1)
-    await world.say("/stop")
-    await world.replies(1, match="Stopped")
-    rows = world.query("SELECT outcome, estimated, cost_microusd > 0 FROM model_calls")
-    assert rows == [("cancelled", 1, 1)]
-    await world.converse("/usage")
-    assert "Model calls: 1 (1 failed, 1 estimated)" in (await world.visible())[-1]
 
 
 async def test_a_recording_counts_and_is_capped_like_everything_else(world: World) -> None:
@@ -181,14 +173,12 @@ async def test_a_recording_counts_and_is_capped_like_everything_else(world: Worl
 async def test_an_idle_gateway_asks_no_model(world: World) -> None:
     await world.gateway.start()
     await world.converse("hello", "/new", "hello again", "/usage", "/status")
-    await asyncio.sleep(1.0)  # what follows a turn, such as a title
+    await asyncio.sleep(0.3)  # what follows a turn, such as a title
     asked = len(await world.asked(0, wait=0))
-    seen = len(world.gateway.log_bytes())
-    world.gateway.signal(signal.SIGHUP)
-    await world.gateway.wait_for_log("config.reloaded", since=seen)
-    await asyncio.sleep(1.5)
+    await world.reload()
+    await asyncio.sleep(0.5)
     assert len(await world.asked(0, wait=0)) == asked
     await world.gateway.stop()
     await world.gateway.start()
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(0.5)
     assert len(await world.asked(0, wait=0)) == asked

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.e2e import test_discord as discord
-from tests.e2e.world import TOKEN, World
+from tests.e2e.world import GROUP, TOKEN, World
 
 LONG = {"HERMES_MODEL__NAME": "lab-200k", "HERMES_MODEL__CONTEXT_LENGTH": "200000"}
 """A model that can write as much."""
@@ -59,7 +59,7 @@ async def test_on_discord_the_rest_comes_as_a_file_too(discord_world: World) -> 
     answer = long_answer()
     await world.script(match="tell me all", text=answer)
     said = await discord.say(world, "tell me all")
-    sent = await discord.sent(world, 20, wait=40)  # Discord takes five messages in five seconds
+    sent = await discord.sent(world, 20)
     assert len(sent) == 20
     shown = await world.dc.get("messages", channel_id=said["channel_id"])
     *_, last = (row for row in shown if row["author"].get("bot"))
@@ -106,11 +106,10 @@ async def test_the_answer_to_a_stop_comes_before_what_was_written_until_then(wor
 
 async def test_a_stop_of_somebody_else_in_a_group_leaves_the_delivery_alone(world: World) -> None:
     await world.gateway.start()
-    await world.script(match="tell me all", text=long_answer(6_000))
+    await world.script(match="tell me all", text=long_answer(4_000))
     await world.tg.post("faults", {"kind": "delay", "seconds": 0.2, "match": "sendMessage$", "times": -1})
-    group = {"chat_id": -100200, "chat_type": "supergroup"}
-    await world.tg.post("message", {**group, "user_id": 42, "text": "@lab_gateway_bot tell me all"})
+    await world.say_in_group("@lab_gateway_bot tell me all")
     await world.gateway.wait_for_log("turn.finished")
-    await world.tg.post("message", {**group, "user_id": 43, "text": "/stop@lab_gateway_bot"})
-    assert await world.replies(1, chat_id=-100200, match="Nothing was running")
-    assert await world.replies(1, chat_id=-100200, match="word5999")
+    await world.say_in_group("/stop@lab_gateway_bot", user_id=43)
+    assert await world.replies(1, chat_id=GROUP, match="Nothing was running")
+    assert await world.replies(1, chat_id=GROUP, match="word3999")

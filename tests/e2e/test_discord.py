@@ -27,22 +27,14 @@ async def ready(world: World, **changes: str) -> None:
     await world.gateway.wait_for_log("discord running", since=since)
 
 
-async def test_a_direct_message_gets_an_answer(discord_world: World) -> None:
-    await ready(discord_world)
-    await say(discord_world, "hello")
-    [reply] = await sent(discord_world, 1)
-    assert reply.endswith("hello")
-    assert await discord_world.gateway.stop() == 0
-
-
 async def test_six_messages_sent_while_the_daemon_is_stopped_are_answered_once_each_in_order(
     discord_world: World,
 ) -> None:
     world = discord_world
-    await world.dc.post("config", {"rate_limits": False})
     await ready(world, HERMES_SESSIONS__MERGE_SECONDS="0")
     await say(world, "before")
-    await sent(world, 1)
+    [reply] = await sent(world, 1)
+    assert reply.endswith("before")
     assert await world.gateway.stop() == 0
     for number in range(6):
         await say(world, f"missed-{number}")
@@ -100,30 +92,14 @@ async def test_a_kill_between_a_preview_and_its_id_leaves_no_half_answer(
     assert [row["content"] for row in shown if row["author"]["id"] != str(ALICE)] == ["All of it."]
 
 
-async def test_replaying_messages_and_commands_starts_nothing(discord_world: World) -> None:
-    world = discord_world
-    await ready(world)
-    said = [await say(world, "once")]
-    await sent(world, 1)
-    said.append(await say(world, "/new"))
-    await sent(world, 2)
-    counts = "SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM turns), (SELECT count(*) FROM sessions)"
-    before = world.query(counts)
-    for message in said * 3:
-        await world.dc.post("event", {"t": "MESSAGE_CREATE", "d": message})
-    await say(world, "/whoami")  # what comes after it is handled after it
-    replies = await sent(world, 3)
-    assert f"discord:{ALICE}" in replies[2]
-    [(inbox, turns, sessions)] = world.query(counts)
-    assert [(inbox - 1, turns, sessions)] == before
-
-
-async def test_replaying_slash_commands_starts_nothing_and_answers_once(discord_world: World) -> None:
+async def test_replaying_messages_and_commands_starts_nothing_and_answers_once(discord_world: World) -> None:
     world = discord_world
     await ready(world)
     await world.gateway.wait_for_log("discord.menu_published")
-    await say(world, "before")
+    said = [await say(world, "before")]
     await sent(world, 1)
+    said.append(await say(world, "/title Once"))
+    await sent(world, 2)
     given = []
     for number, name in enumerate(("new", "whoami", "retry"), start=1):
         given.append(await world.dc.post("interaction", {"name": name, "dm_user_id": ALICE}))
@@ -134,8 +110,10 @@ async def test_replaying_slash_commands_starts_nothing_and_answers_once(discord_
     before, shown = world.query(counts), len(await world.dc.get("messages", channel_id=channel))
     for one in given * 3:
         await world.dc.post("event", {"t": "INTERACTION_CREATE", "d": one["event"]})
+    for message in said * 3:
+        await world.dc.post("event", {"t": "MESSAGE_CREATE", "d": message})
     await say(world, "/whoami")  # what comes after it is handled after it
-    await sent(world, 2)
+    assert f"discord:{ALICE}" in (await sent(world, 3))[2]
     [(inbox, turns, sessions, outbox)] = world.query(counts)
     assert [(inbox - 1, turns, sessions, outbox - 1)] == before
     assert len(await world.dc.get("messages", channel_id=channel)) == shown + 2, "the question and its answer"
@@ -164,16 +142,6 @@ async def test_a_lost_acknowledgement_shows_one_copy(discord_world: World) -> No
     await world.dc.get("sent", action="nonce_duplicate", wait=20, count=1)
     shown = await world.dc.get("messages", channel_id=message["channel_id"])
     assert sum("say it once" in row["content"] for row in shown if row["author"].get("bot")) == 1
-
-
-async def test_a_slash_command_is_answered_in_its_own_place(discord_world: World) -> None:
-    world = discord_world
-    await ready(world)
-    await world.gateway.wait_for_log("discord.menu_published")
-    await world.dc.post("interaction", {"name": "whoami", "channel": "general", "user_id": ALICE})
-    [row] = await world.dc.get("sent", action="interaction_(edit|followup|reply)", wait=10, count=1)
-    assert f"discord:{ALICE}" in row["text"]
-    assert world.query("SELECT count(*) FROM turns") == [(0,)]
 
 
 async def test_a_mention_in_a_channel_is_answered_and_other_talk_is_not(discord_world: World) -> None:
@@ -277,7 +245,7 @@ async def test_a_button_that_somebody_may_not_press_is_refused_by_itself(discord
     assert await all_acknowledged(world, 4)
 
 
-async def test_more_commands_than_are_taken_are_refused_by_themselves(discord_world: World) -> None:
+async def test_commands_are_answered_in_their_place_and_more_than_are_taken_are_refused(discord_world: World) -> None:
     world = discord_world
     await ready(world)
     await world.gateway.wait_for_log("discord.menu_published")
@@ -285,6 +253,8 @@ async def test_more_commands_than_are_taken_are_refused_by_themselves(discord_wo
         await pick(world, "whoami")
     refused = await answers(world, 3)
     assert [row["ephemeral"] and "limit: 30 per minute" in row["text"] for row in refused] == [True] * 3
-    assert len(await answers(world, 30, "interaction_edit")) == 30
+    answered = await answers(world, 30, "interaction_edit")
+    assert [f"discord:{ALICE}" in row["text"] for row in answered] == [True] * 30
+    assert world.query("SELECT count(*) FROM turns") == [(0,)]
     assert world.query("SELECT count(*) FROM inbox") == [(30,)]
     assert await all_acknowledged(world, 33)

@@ -1,16 +1,15 @@
 """Nothing is imported on the event loop while a turn runs, however early the first message comes."""
 
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.chats import PLATFORMS, chat_on
-from tests.e2e.protocols import ModelProtocol
+from tests.e2e.chats import Chat
 from tests.e2e.with_import_log import LOG
 from tests.e2e.world import World
 
 pytestmark = pytest.mark.each_protocol
+PROGRAM = ("-m", "tests.e2e.with_import_log")
 
 WARM = ("encodings.", "stringprep", "idna")
 """Codecs of the standard library, which are found by name when they are used first."""
@@ -21,18 +20,14 @@ def imported(world: World, since: float) -> list[str]:
     return [module for moment, module in lines if float(moment) >= since and not module.startswith(WARM)]
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_the_first_turn_imports_nothing_on_the_event_loop(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
-    async with chat_on(platform, tmp_path, protocol, program=("-m", "tests.e2e.with_import_log")) as chat:
-        world = chat.world
-        if platform == "telegram":
-            await world.say("before it started")
-        await chat.start()
-        started = time.time()
-        await chat.ask("hello", "^echo: (.|\n)*hello")
-        await world.script(match="refuse", error={"kind": "402"}, times=1)
-        await chat.ask("refuse", "out of credit")
-        await chat.ask('look [[tool:history_search {"query": "hello"}]]', "tool said: ")
-        assert imported(world, started) == []
+async def test_the_first_turn_imports_nothing_on_the_event_loop(chat: Chat) -> None:
+    world = chat.world
+    if chat.platform == "telegram":
+        await world.say("before it started")
+    await chat.start()
+    started = time.time()
+    await chat.ask("hello", "^echo: (.|\n)*hello")
+    await world.script(match="refuse", error={"kind": "402"}, times=1)
+    await chat.ask("refuse", "out of credit")
+    await chat.ask('look [[tool:history_search {"query": "hello"}]]', "tool said: ")
+    assert imported(world, started) == []

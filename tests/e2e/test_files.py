@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import test_discord as discord
-from tests.e2e.protocols import ModelProtocol
 from tests.e2e.test_compression import page_of
-from tests.e2e.world import TOKEN, World, world_in
+from tests.e2e.world import TOKEN, World
 from tests.fakes.object_store import SECRET, object_store
 from tests.pictures import picture
 
@@ -45,11 +44,7 @@ def workspace(world: World) -> Path:
 
 async def test_the_model_writes_a_file_and_gives_it_to_the_chat_on_telegram(world: World) -> None:
     await world.gateway.start(**FREELY)
-    await world.script(
-        match="a plan",
-        last_role="user",
-        tool_calls=[{"name": "write_file", "arguments": {"path": "out/der Plan č.md", "content": "# Plan\n1. rest"}}],
-    )
+    await world.script_call("a plan", "write_file", path="out/der Plan č.md", content="# Plan\n1. rest")
     await world.script(
         match_any="Wrote 14 bytes",
         last_role="tool",
@@ -128,16 +123,6 @@ async def test_files_in_an_object_store_are_there_on_another_machine(world: Worl
     assert SECRET not in world.gateway.log_text()
 
 
-async def test_a_model_without_images_is_told_of_a_picture(world: World) -> None:
-    await world.gateway.start(**FREELY, HERMES_MODEL__IMAGES="false")
-    await world.say('hello [[tool:write_file {"path": "a.txt", "content": "x"}]]')
-    await world.replies(1)
-    (workspace(world) / "dot.png").write_bytes(PIXEL)
-    await world.say('look [[tool:read_file {"path": "dot.png"}]]')
-    assert await world.replies(1, match="is a picture, which the model of this chat cannot see")
-    assert world.query("SELECT count(*) FROM attachments") == [(0,)]
-
-
 async def test_a_file_that_was_on_its_way_at_a_kill_arrives_once_as_it_was(world: World) -> None:
     await world.gateway.start(**FREELY)
     await world.say('hello [[tool:write_file {"path": "a.txt", "content": "before"}]]')
@@ -155,10 +140,16 @@ async def test_a_file_that_was_on_its_way_at_a_kill_arrives_once_as_it_was(world
     assert world.query("SELECT count(*) FROM attachments") == [(1,)]
 
 
-async def test_what_cannot_be_sent_is_told_to_the_model(world: World) -> None:
-    await world.gateway.start(**FREELY)
+async def test_what_cannot_be_sent_or_seen_is_told_to_the_model_and_a_file_is_sent_once_in_a_turn(
+    world: World,
+) -> None:
+    await world.gateway.start(**FREELY, HERMES_MODEL__IMAGES="false")
     await world.say('hello [[tool:write_file {"path": "a.txt", "content": "x"}]]')
     await world.replies(1)
+    (workspace(world) / "dot.png").write_bytes(PIXEL)
+    await world.say('look [[tool:read_file {"path": "dot.png"}]]')
+    assert await world.replies(1, match="is a picture, which the model of this chat cannot see")
+    assert world.query("SELECT count(*) FROM attachments") == [(0,)]
     with (workspace(world) / "large.bin").open("wb") as file:
         file.truncate(51_000_000)
     (workspace(world) / "empty").touch()
@@ -172,26 +163,14 @@ async def test_what_cannot_be_sent_is_told_to_the_model(world: World) -> None:
         assert await world.replies(1, match=told), path
     assert not await world.tg.get("sent", method="sendDocument")
     assert [path.name for path in (world.home / "attachments").iterdir()] == []
-
-
-async def test_the_same_file_is_sent_once_in_a_turn(world: World) -> None:
-    await world.gateway.start(**FREELY)
-    await world.say('hello [[tool:write_file {"path": "a.txt", "content": "x"}]]')
-    await world.replies(1)
     call = '[[tool:send_file {"path": "a.txt"}]]'
     await world.say(f"twice {call} {call}")
     assert await world.replies(1, match="it is not sent again")
     assert len(await on_telegram(world, "document")) == 1
     await world.say(f"once more {call}")
     assert len(await on_telegram(world, "document", 2)) == 2
-
-
-async def test_where_no_file_may_be_sent_a_sentence_says_so(world: World) -> None:
-    await world.gateway.start(**FREELY)
     forbidden = {"description": "Bad Request: not enough rights to send documents to the chat"}
     await world.tg.post("faults", {"kind": "400", "match": "sendDocument", "times": -1, **forbidden})
-    await world.say('hello [[tool:write_file {"path": "a.txt", "content": "x"}]]')
-    await world.replies(1)
     await world.say('send [[tool:send_file {"path": "a.txt", "caption": "here it is"}]]')
     [told] = await world.replies(1, match="could not be sent")
     assert told == "here it is\n(The file “a.txt” could not be sent here.)"
@@ -201,11 +180,7 @@ async def test_where_no_file_may_be_sent_a_sentence_says_so(world: World) -> Non
 async def test_a_file_is_given_to_the_chat_on_discord(discord_world: World) -> None:
     world = discord_world
     await discord.ready(world, **FREELY)
-    await world.script(
-        match="a plan",
-        last_role="user",
-        tool_calls=[{"name": "write_file", "arguments": {"path": "plan.md", "content": "# Plan"}}],
-    )
+    await world.script_call("a plan", "write_file", path="plan.md", content="# Plan")
     await world.script(
         match_any="Wrote 6 bytes",
         last_role="tool",
@@ -221,26 +196,25 @@ async def test_a_file_is_given_to_the_chat_on_discord(discord_world: World) -> N
         assert await response.read() == b"# Plan"
 
 
-async def test_in_the_web_chat_only_its_signed_in_page_is_given_a_file(tmp_path: Path, protocol: ModelProtocol) -> None:
-    async with world_in(tmp_path, protocol, telegram=False) as world:
-        await world.gateway.start(**FREELY, HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(world.free_port()))
-        address = "/chat/main/files/1"
-        async with page_of(world) as page:
-            await page.write('hello [[tool:write_file {"path": "a<b.svg", "content": "<svg onload=x>"}]]')
-            await page.until("Wrote 14 bytes")
-            await page.write('send [[tool:send_file {"path": "a<b.svg", "caption": "as *asked*"}]]')
-            await page.until("as asked")
-            shown = await page.html()
-            assert f'<img class="sent" data-file="{address}"' in shown
-            name = "a&lt;b.svg"
-            assert f'data-file="{address}" data-name="{name}" title="Download">{name}</button>' in shown
-            status, body, headers = await page.fetch(address)
-            assert (status, body) == (200, b"<svg onload=x>")
-            assert (headers["Content-Disposition"], headers["X-Content-Type-Options"]) == ("attachment", "nosniff")
-            assert (await page.fetch(address, has_key=False))[0] == 401
-            for path in ("/chat/other/files/1", "/chat/main/files/2", "/chat/main/files/..%2f..%2fstate.db"):
-                assert (await page.fetch(path))[0] == 404, path
-        await world.gateway.kill()
-        await world.gateway.start(**FREELY)
-        async with page_of(world) as page:
-            assert (await page.html()).count('class="sent"') == 1
+async def test_in_the_web_chat_only_its_signed_in_page_is_given_a_file(world: World) -> None:
+    await world.gateway.start(**FREELY, **world.web_chat())
+    address = "/chat/main/files/1"
+    async with page_of(world) as page:
+        await page.write('hello [[tool:write_file {"path": "a<b.svg", "content": "<svg onload=x>"}]]')
+        await page.until("Wrote 14 bytes")
+        await page.write('send [[tool:send_file {"path": "a<b.svg", "caption": "as *asked*"}]]')
+        await page.until("as asked")
+        shown = await page.html()
+        assert f'<img class="sent" data-file="{address}"' in shown
+        name = "a&lt;b.svg"
+        assert f'data-file="{address}" data-name="{name}" title="Download">{name}</button>' in shown
+        status, body, headers = await page.fetch(address)
+        assert (status, body) == (200, b"<svg onload=x>")
+        assert (headers["Content-Disposition"], headers["X-Content-Type-Options"]) == ("attachment", "nosniff")
+        assert (await page.fetch(address, has_key=False))[0] == 401
+        for path in ("/chat/other/files/1", "/chat/main/files/2", "/chat/main/files/..%2f..%2fstate.db"):
+            assert (await page.fetch(path))[0] == 404, path
+    await world.gateway.kill()
+    await world.gateway.start(**FREELY)
+    async with page_of(world) as page:
+        assert (await page.html()).count('class="sent"') == 1

@@ -21,7 +21,7 @@ BOB = 100000000000000002
 DISKS = {"bytes": "size=24m", "files": "size=256m,nr_inodes=300"}
 
 
-@pytest.fixture(params=["telegram", "discord"])
+@pytest.fixture
 async def world(request: pytest.FixtureRequest, tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
     is_telegram = request.param == "telegram"
     async with world_in(tmp_path, protocol, telegram=is_telegram, discord=not is_telegram) as made:
@@ -77,6 +77,7 @@ async def write_until_full(world: World) -> None:
     await world.gateway.wait_for_log("the disk is full", seconds=20)
 
 
+@pytest.mark.parametrize("world", ["discord"], indirect=True)
 async def test_whoever_writes_while_the_disk_is_full_is_told_within_ten_seconds(world: World) -> None:
     """Also who writes long after it was full, when the gateway has failed to store for a while."""
     with small_disk(world.home, DISKS["bytes"]):
@@ -95,7 +96,7 @@ async def test_whoever_writes_while_the_disk_is_full_is_told_within_ten_seconds(
         await world.gateway.kill()
 
 
-@pytest.mark.parametrize("kind", DISKS)
+@pytest.mark.parametrize(("world", "kind"), [("telegram", "bytes"), ("discord", "files")], indirect=["world"])
 async def test_a_gateway_starts_with_a_full_disk_and_says_so(world: World, kind: str) -> None:
     with small_disk(world.home, DISKS[kind]):
         await start(world)

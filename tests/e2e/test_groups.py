@@ -2,24 +2,23 @@
 
 import time
 
-from tests.e2e.world import World
+from tests.e2e.world import GROUP, World
 
-GROUP = {"chat_id": -100200, "chat_type": "supergroup"}
 PEOPLE = {"HERMES_ACCESS__ALLOW": "telegram:50,telegram:42", "HERMES_ACCESS__MODERATORS": "telegram:51"}
 
 
 async def say(world: World, text: str, person: int) -> None:
-    await world.tg.post("message", {**GROUP, "user_id": person, "text": text})
+    await world.say_in_group(text, user_id=person)
 
 
 async def replies(world: World, count: int, match: str) -> list[str]:
-    return await world.replies(count, chat_id=-100200, match=match)
+    return await world.replies(count, chat_id=GROUP, match=match)
 
 
 async def test_what_changes_a_shared_conversation_is_for_admins_and_moderators(world: World) -> None:
     await world.gateway.start(**PEOPLE)
     await say(world, "@lab_gateway_bot hello", 50)
-    await world.replies(1, chat_id=-100200)
+    await world.replies(1, chat_id=GROUP)
     refused = ("new", "reset", "undo", "undo 3", "resume abcd", "model lab-32k", "compress undo", "compress UNDO")
     for number, line in enumerate(refused, start=1):
         name, _, argument = line.partition(" ")
@@ -36,24 +35,13 @@ async def test_what_changes_a_shared_conversation_is_for_admins_and_moderators(w
     assert await replies(world, 1, "Started a new conversation")
     await say(world, "/new@lab_gateway_bot", 1)
     assert await replies(world, 2, "Started a new conversation")
-
-
-async def test_a_refusal_does_not_wait_for_the_answer_that_is_being_written(world: World) -> None:
-    await world.gateway.start(**PEOPLE)
     await world.script(match="hang", hang=True)
     await say(world, "@lab_gateway_bot hang", 42)
-    await world.turn_runs()
+    await world.turn_runs(2)
     await say(world, "/new@lab_gateway_bot", 50)
-    assert await replies(world, 1, "In a shared chat, only admins and moderators")
-    assert not await world.replies(0, chat_id=-100200, match="Queued until the current answer", wait=0)
-
-
-async def test_whoever_has_a_conversation_alone_changes_it(world: World) -> None:
-    await world.gateway.start(**PEOPLE, HERMES_SESSIONS__GROUPS="per_user")
-    await say(world, "/new@lab_gateway_bot", 50)
-    assert await replies(world, 1, "Started a new conversation")
-    await world.say("/new")
-    assert await world.replies(1, match="Started a new conversation")
+    count = len(refused) + 1
+    assert len(await replies(world, count, "In a shared chat, only admins and moderators")) == count
+    assert not await world.replies(0, chat_id=GROUP, match="Queued until the current answer", wait=0)
 
 
 async def test_messages_beyond_the_limit_are_refused_once_and_taken_a_minute_later(world: World) -> None:

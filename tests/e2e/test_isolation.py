@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.e2e.protocols import conversation_of, prompt_of
-from tests.e2e.world import World
+from tests.e2e.world import GROUP, World
 
 
 @pytest.mark.each_protocol
@@ -37,30 +37,29 @@ async def test_a_slow_download_delays_no_other_chat(world: World) -> None:
     assert await world.replies(0, wait=0) == []
 
 
-async def test_a_text_document_is_read_into_the_turn(world: World) -> None:
-    await world.gateway.start()
-    document = {"file_text": "the launch code is 7719", "file_name": "notes.txt", "mime": "text/plain"}
-    await world.say("", media="document", caption="read this", **document)
-    await world.replies(1)
-    [request] = await world.asked(1)
-    assert "the launch code is 7719" in prompt_of(request)[-1].text
-
-
-async def test_a_voice_message_gets_a_friendly_sentence_and_no_turn(world: World) -> None:
+async def test_documents_are_read_into_the_turn_and_voice_messages_get_a_sentence(world: World) -> None:
     await world.gateway.start()
     await world.say("", media="voice")
     assert await world.replies(1, match="cannot listen to voice")
     assert world.query("SELECT count(*) FROM turns") == [(0,)]
     assert world.query("SELECT state FROM inbox") == [("done",)]
+    document = {"file_text": "the launch code is 7719", "file_name": "notes.txt", "mime": "text/plain"}
+    await world.say("", media="document", caption="read this", **document)
+    await world.replies(2)
+    [request] = await world.asked(1)
+    assert "the launch code is 7719" in prompt_of(request)[-1].text
 
 
-async def test_in_a_shared_group_the_model_sees_who_said_what(world: World) -> None:
+async def test_in_a_shared_group_the_model_sees_who_said_what_and_no_unaddressed_talk(world: World) -> None:
     await world.gateway.start(HERMES_ACCESS__ALLOW="telegram:50,telegram:51,telegram:52")
-    group = {"chat_id": -100200, "chat_type": "supergroup"}
+    await world.tg.post("config", {"privacy_mode": False})
+    await world.say_in_group("just talking", user_id=50)
     for person, name in ((50, "Ann"), (51, "Bo]b"), (52, "Cy")):
         said = {"user_id": person, "username": name, "first_name": name}
-        await world.tg.post("message", {**group, **said, "text": f"@lab_gateway_bot I am number {person}"})
-        await world.replies(person - 49, chat_id=-100200, match="number")
+        await world.say_in_group(f"@lab_gateway_bot I am number {person}", **said)
+        await world.replies(person - 49, chat_id=GROUP, match="number")
+    assert world.query("SELECT count(*) FROM inbox") == [(3,)]
+    assert world.query("SELECT count(*) FROM messages WHERE text LIKE '%just talking%'") == [(0,)]
     text = conversation_of((await world.asked(3))[2])
     assert "[Ann]" in text
     assert "[Cy]" in text
@@ -70,36 +69,25 @@ async def test_in_a_shared_group_the_model_sees_who_said_what(world: World) -> N
 async def test_only_the_starter_or_an_admin_stops_a_turn_in_a_shared_group(world: World) -> None:
     await world.gateway.start(HERMES_ACCESS__ALLOW="telegram:50,telegram:51")
     await world.script(match="hang", hang=True, times=2)
-    group = {"chat_id": -100200, "chat_type": "supergroup"}
-    await world.tg.post("message", {**group, "user_id": 50, "text": "@lab_gateway_bot hang"})
+    await world.say_in_group("@lab_gateway_bot hang", user_id=50)
     await world.turn_runs()
-    await world.tg.post("message", {**group, "user_id": 51, "text": "/stop@lab_gateway_bot"})
-    assert await world.replies(1, chat_id=-100200, match="Only the person who started")
-    await world.tg.post("message", {**group, "user_id": 50, "text": "/stop@lab_gateway_bot"})
-    assert await world.replies(1, chat_id=-100200, match="Stopped")
-    await world.tg.post("message", {**group, "user_id": 50, "text": "@lab_gateway_bot hang"})
+    await world.say_in_group("/stop@lab_gateway_bot", user_id=51)
+    assert await world.replies(1, chat_id=GROUP, match="Only the person who started")
+    await world.say_in_group("/stop@lab_gateway_bot", user_id=50)
+    assert await world.replies(1, chat_id=GROUP, match="Stopped")
+    await world.say_in_group("@lab_gateway_bot hang", user_id=50)
     await world.turn_runs(2)
-    await world.tg.post("message", {**group, "user_id": 1, "text": "/stop@lab_gateway_bot"})
-    assert await world.replies(2, chat_id=-100200, match="Stopped")
+    await world.say_in_group("/stop@lab_gateway_bot", user_id=1)
+    assert await world.replies(2, chat_id=GROUP, match="Stopped")
 
 
 async def test_per_user_keeps_the_people_of_a_group_apart(world: World) -> None:
     await world.gateway.start(HERMES_ACCESS__ALLOW="telegram:50,telegram:51", HERMES_SESSIONS__GROUPS="per_user")
-    group = {"chat_id": -100200, "chat_type": "supergroup"}
     for number, person in enumerate((50, 51), start=1):
-        await world.tg.post("message", {**group, "user_id": person, "text": f"@lab_gateway_bot I am {person}"})
-        await world.replies(number, chat_id=-100200, match="I am")
+        await world.say_in_group(f"@lab_gateway_bot I am {person}", user_id=person)
+        await world.replies(number, chat_id=GROUP, match="I am")
     second = (await world.asked(2))[1]
     assert "I am 50" not in conversation_of(second)
     assert world.query("SELECT count(*) FROM sessions") == [(2,)]
-
-
-async def test_unaddressed_group_talk_is_not_stored(world: World) -> None:
-    await world.gateway.start(HERMES_ACCESS__ALLOW="telegram:50")
-    await world.tg.post("config", {"privacy_mode": False})
-    group = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 50}
-    await world.tg.post("message", {**group, "text": "just talking"})
-    await world.tg.post("message", {**group, "text": "@lab_gateway_bot hello"})
-    await world.replies(1, chat_id=-100200)
-    assert world.query("SELECT text FROM messages WHERE role = 'user'") == [("hello",)]
-    assert world.query("SELECT count(*) FROM inbox") == [(1,)]
+    await world.say_in_group("/new@lab_gateway_bot", user_id=50)
+    assert await world.replies(1, chat_id=GROUP, match="Started a new conversation")

@@ -17,8 +17,9 @@ from yarl import URL
 
 from gateway.config.settings import Config
 from tests.databases import IS_POSTGRES, about_files
-from tests.e2e.chats import PLATFORMS, chat_on
+from tests.e2e.chats import chat_on
 from tests.e2e.protocols import ModelProtocol
+from tests.e2e.test_discord import ready
 from tests.e2e.world import ROOT, START_SECONDS, STARTED_ANEW, STOP_SECONDS, TOKEN, World, text_of, world_in
 from tests.gateway.cli.test_cli import at_a_terminal
 from tests.hermes_state.helpers import locked_by_another_process
@@ -46,43 +47,37 @@ async def test_a_stop_lets_the_running_turn_finish(executed: World) -> None:
     assert executed.query("SELECT state, restarts FROM turns") == [("finished", 0)]
 
 
-@pytest.mark.parametrize("platform", ["telegram", "discord"])
 async def test_doctor_without_the_credentials_of_the_unit_does_not_say_that_nothing_is_served(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
+    both: World, tmp_path: Path
 ) -> None:
-    credentials = tmp_path / "credentials"
+    world, credentials = both, tmp_path / "credentials"
     credentials.mkdir()
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        world = chat.world
+    for platform in ("telegram", "discord"):
         token = world.gateway.environ.pop(f"HERMES_{platform.upper()}__TOKEN")
         (credentials / f"{platform}.token").write_text(token)
-        await chat.start(CREDENTIALS_DIRECTORY=str(credentials))
-        await chat.ask("hello", "echo: .*hello")
-        del world.gateway.environ["CREDENTIALS_DIRECTORY"]  # the shell of an operator has none
-        code, said = await world.command_line("doctor")
-        assert code == 0, said
-        assert "The gateway is running and answers." in said
-        assert f"The running gateway serves {platform}." in said
-        assert "settings that this command cannot see" in said
-        assert ".token" not in said
-        await world.gateway.stop()
-        assert "no chat is configured: set telegram.token" in (await world.command_line("doctor"))[1]
+    await ready(world, CREDENTIALS_DIRECTORY=str(credentials))
+    await world.converse("hello")
+    del world.gateway.environ["CREDENTIALS_DIRECTORY"]  # the shell of an operator has none
+    code, said = await world.command_line("doctor")
+    assert code == 0, said
+    assert "The gateway is running and answers." in said
+    assert re.search("The running gateway serves (telegram|discord)( and |, )(telegram|discord)", said), said
+    assert "settings that this command cannot see" in said
+    assert ".token" not in said
+    await world.gateway.stop()
+    assert "no chat is configured: set telegram.token" in (await world.command_line("doctor"))[1]
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_a_log_file_that_is_deleted_is_opened_again(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        await chat.start(HERMES_LOGGING__FILE="true")
-        log = chat.world.home / "logs" / "gateway.log"
-        await chat.ask("before", "echo: .*before")
-        assert '"turn_id":1' in log.read_text()
-        log.unlink()
-        await chat.ask("after", "echo: .*after")
-        assert await chat.world.gateway.stop() == 0
-        assert '"turn_id":2' in log.read_text()
-        assert '"turn_id":1' not in log.read_text()
+async def test_a_log_file_that_is_deleted_is_opened_again(world: World) -> None:
+    await world.gateway.start(HERMES_LOGGING__FILE="true")
+    log = world.home / "logs" / "gateway.log"
+    await world.converse("before")
+    assert '"turn_id":1' in log.read_text()
+    log.unlink()
+    await world.converse("after")
+    assert await world.gateway.stop() == 0
+    assert '"turn_id":2' in log.read_text()
+    assert '"turn_id":1' not in log.read_text()
 
 
 def run_as_nobody_known(*words: str) -> None:
@@ -94,23 +89,21 @@ def run_as_nobody_known(*words: str) -> None:
 
 
 @needs_sandbox
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_a_user_without_a_home_directory_needs_only_hermes_home(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
-    async with chat_on(platform, tmp_path, protocol, program=partial(run_as_nobody_known, "run")) as chat:
-        environ = chat.world.gateway.environ
-        await chat.start()
-        await chat.ask("hello", "echo: .*hello")
-        places = {environ["HERMES_HOME"]: "The gateway is running", "": "set HERMES_HOME", "~/a": "set HERMES_HOME"}
-        for number, (place, words) in enumerate(places.items()):
-            output = tmp_path / f"doctor-{number}"
-            doctor = partial(run_as_nobody_known, "doctor")
-            assert await ForkedProcess(doctor, {**environ, "HERMES_HOME": place}, output).wait() in (0, 78)
-            assert words in text_of(output)
-            assert "Traceback" not in text_of(output)
-        assert await chat.world.gateway.stop() == 0
-        assert "Traceback" not in chat.world.gateway.log_text()
+async def test_a_user_without_a_home_directory_needs_only_hermes_home(world: World, tmp_path: Path) -> None:
+    world.gateway.program = partial(run_as_nobody_known, "run")
+    environ = world.gateway.environ
+    await world.gateway.start()
+    await world.converse("hello")
+    places = {environ["HERMES_HOME"]: "The gateway is running", "": "set HERMES_HOME", "~/a": "set HERMES_HOME"}
+    doctor = partial(run_as_nobody_known, "doctor")
+    outputs = {place: tmp_path / f"doctor-{number}" for number, place in enumerate(places)}
+    runs = [ForkedProcess(doctor, {**environ, "HERMES_HOME": place}, outputs[place]) for place in places]
+    assert {await run.wait() for run in runs} <= {0, 78}
+    for place, words in places.items():
+        assert words in text_of(outputs[place])
+        assert "Traceback" not in text_of(outputs[place])
+    assert await world.gateway.stop() == 0
+    assert "Traceback" not in world.gateway.log_text()
 
 
 @pytest.mark.parametrize("platform", ["telegram", "discord"])
@@ -150,32 +143,23 @@ async def test_a_new_operator_corrects_a_model_that_is_not_listed_and_starts_wit
         assert (await chat.world.asked(1))[-1]["body"]["model"] == "lab-128k"
 
 
-async def test_what_arrives_during_the_drain_is_answered_after_the_next_start(world: World) -> None:
-    await world.gateway.start()
-    await world.script(match="slow", text="here you are", delay=3)
-    await world.say("slow")
+async def test_what_arrives_during_the_drain_and_a_turn_cut_by_its_end_are_answered_after_the_next_start(
+    world: World,
+) -> None:
+    await world.gateway.start(HERMES_LIFECYCLE__DRAIN_SECONDS="1")
+    await world.script(match="hang", hang=True)
+    await world.say("hang on")
     await world.turn_runs()
     stopping = asyncio.create_task(world.gateway.stop())
     await world.gateway.wait_for_log("daemon.draining")
     await world.say("and this?")
     assert await stopping == 0
-    assert await world.replies(1, wait=0) == ["here you are"]
-    await world.gateway.start()
-    replies = await world.replies(2)
-    assert "and this?" in replies[1]
-
-
-async def test_a_turn_cut_by_the_end_of_the_drain_resumes_at_the_next_start(world: World) -> None:
-    await world.gateway.start(HERMES_LIFECYCLE__DRAIN_SECONDS="1")
-    await world.script(match="hang", hang=True)
-    await world.say("hang on")
-    await world.turn_runs()
-    assert await world.gateway.stop() == 0
     assert world.query("SELECT state FROM turns") == [("running",)]
     await world.gateway.start()
-    [reply] = await world.replies(1)
-    assert "hang on" in reply
-    assert world.query("SELECT state, restarts FROM turns") == [("finished", 0)]
+    cut, later = await world.replies(2)
+    assert "hang on" in cut
+    assert "and this?" in later
+    assert world.query("SELECT state, restarts FROM turns") == [("finished", 0)] * 2
 
 
 async def test_a_second_signal_cuts_the_drain_short(world: World) -> None:
@@ -190,19 +174,6 @@ async def test_a_second_signal_cuts_the_drain_short(world: World) -> None:
     assert "delivery.flush_timed_out" not in world.gateway.log_text()
 
 
-async def test_a_killed_turn_is_taken_up_again_and_answered_once(world: World) -> None:
-    await world.gateway.start()
-    await world.script(match="hang", hang=True)
-    await world.say("hang on")
-    await world.turn_runs()
-    await world.gateway.kill()
-    await world.gateway.start()
-    assert len(await world.replies(1)) == 1
-    await world.say("next")
-    assert len(await world.replies(2)) == 2
-    assert world.query("SELECT count(*) FROM messages WHERE text = 'hang on'") == [(1,)]
-
-
 async def test_a_start_that_a_locked_database_holds_up_can_be_stopped(world: World) -> None:
     await world.gateway.start()
     assert await world.gateway.stop() == 0
@@ -210,18 +181,11 @@ async def test_a_start_that_a_locked_database_holds_up_can_be_stopped(world: Wor
     with locked_by_another_process(world.database, 60):
         await world.gateway.spawn(HERMES_STORE__BUSY_SECONDS="1")
         if IS_POSTGRES:
-            await waits_for_a_lock(world)
+            query = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            await world.until(lambda: world.query(query))
         else:
             await world.gateway.wait_for_log("another process has locked the database", since=seen)
         assert await asyncio.wait_for(world.gateway.stop(), 10) == 0
-
-
-async def waits_for_a_lock(world: World) -> None:
-    """Wait until a session of the gateway waits for somebody else's lock."""
-    query = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    async with asyncio.timeout(START_SECONDS):
-        while not world.query(query):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # another process has no event to wait for
 
 
 async def test_a_crash_is_logged_and_ends_with_1(world: World) -> None:
@@ -257,14 +221,6 @@ async def test_a_start_without_a_configured_port_takes_the_next_free_one_and_say
         await world.gateway.start(HERMES_LOCAL__ENABLED="true")
         await world.gateway.wait_for_log("local.port_taken")
         assert (URL(await world.gateway.printed_url()).port or 0) > Config().local.port
-
-
-async def test_signals_that_mean_nothing_do_nothing(world: World) -> None:
-    await world.gateway.start()
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        world.gateway.signal(number)
-    await world.say("still there?")
-    assert await world.replies(1, match="still there")
 
 
 _AT_A_TERMINAL = """
@@ -336,8 +292,7 @@ async def test_a_database_that_is_not_ours_ends_with_78_and_stays_as_it_was(worl
 
 
 async def test_an_unknown_key_ends_with_78_and_names_the_nearest(world: World) -> None:
-    world.home.mkdir(mode=0o700)
-    (world.home / "config.yaml").write_text("sessions:\n  busy_mod: steer\n")
+    world.configure("sessions:\n  busy_mod: steer\n")
     code, output = await world.command_line("run")
     assert code == 78
     assert "config.yaml" in output
@@ -365,17 +320,6 @@ async def test_the_command_line_asks_the_running_daemon(world: World) -> None:
     assert await world.replies(2, chat_id=77, match="pairing code")
 
 
-@pytest.mark.each_protocol
-async def test_nothing_that_people_wrote_and_no_token_reaches_the_log(world: World) -> None:
-    await world.gateway.start()
-    await world.say("my secret plan is a picnic")
-    await world.replies(1)
-    await world.gateway.stop()
-    log = world.gateway.log_text()
-    assert "picnic" not in log
-    assert "LABTOKEN" not in log
-
-
 async def test_webhook_mode_acknowledges_after_the_commit(world: World) -> None:
     port = world.free_port()
     address = f"http://127.0.0.1:{port}/telegram"
@@ -400,12 +344,18 @@ async def test_without_a_model_the_start_the_status_and_every_answer_say_so(worl
     assert await world.replies(1, match="built-in offline model")
 
 
-async def test_log_lines_of_a_turn_name_its_platform_chat_conversation_and_turn(world: World) -> None:
+@pytest.mark.each_protocol
+async def test_log_lines_of_a_turn_name_its_platform_chat_conversation_and_turn_but_no_words(world: World) -> None:
     await world.gateway.start()
-    await world.say("hello")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        world.gateway.signal(number)  # which means nothing
+    await world.say("my secret plan is a picnic")
     await world.gateway.wait_for_log("turn.finished")
     lines = [json.loads(line) for line in world.gateway.log_text().splitlines() if "turn.finished" in line]
     [(lineage_id, turn_id)] = world.query("SELECT lineage_id, id FROM turns")
     assert [(line["platform"], line["chat"], line["lineage_id"], line["turn_id"]) for line in lines] == [
         ("telegram", "telegram:42", lineage_id, turn_id)
     ]
+    await world.gateway.stop()
+    assert "picnic" not in world.gateway.log_text()
+    assert "LABTOKEN" not in world.gateway.log_text()

@@ -128,10 +128,16 @@ async def test_a_running_answer_whose_database_goes_is_told_and_finished_from_th
     assert len(await world.replies(1, match="^echo", wait=20)) == 1
 
 
-async def test_a_start_without_its_database_needs_a_word_and_systemd_does_not_repeat_it(world: World) -> None:
+async def test_a_start_without_its_database_needs_a_word_and_a_backup_no_running_gateway(
+    world: World, tmp_path: Path
+) -> None:
     await world.gateway.start()
     await world.converse("hello")
-    assert await world.gateway.stop() == 0
+    await world.gateway.kill()  # the write-ahead log alone contains what was said
+    code, output = await world.command_line("backup", str(tmp_path / "copy.db"))
+    assert code == 0, output
+    assert await texts_of(tmp_path / "copy.db") == ["hello"]
+    assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
     for file in world.home.glob("state.db*"):
         file.unlink()
     for words in (("run",), ("search", "hello"), ("status",)):
@@ -143,16 +149,6 @@ async def test_a_start_without_its_database_needs_a_word_and_systemd_does_not_re
     assert not (world.home / "state.db").exists()
     unit = (Path(__file__).parents[2] / "systemd/hermes-gateway.service").read_text()
     assert "78" in unit.partition("RestartPreventExitStatus=")[2].splitlines()[0].split()
-
-
-async def test_a_backup_needs_no_running_gateway(world: World, tmp_path: Path) -> None:
-    await world.gateway.start()
-    await world.converse("hello")
-    await world.gateway.kill()  # what was said is in the log alone
-    code, output = await world.command_line("backup", str(tmp_path / "copy.db"))
-    assert code == 0, output
-    assert await texts_of(tmp_path / "copy.db") == ["hello"]
-    assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_damaged_page_is_told_of_once_and_repaired(world: World) -> None:

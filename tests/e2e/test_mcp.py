@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.agent.tools.test_mcp_servers import LINES
-from tests.e2e.chats import PLATFORMS, chat_on
-from tests.e2e.protocols import ModelProtocol, prompt_of
+from tests.e2e.protocols import prompt_of
 from tests.e2e.world import World
 from tests.sandboxes import all_gone, processes_with
 
@@ -27,10 +26,8 @@ def events(world: World) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-async def happened(world: World, event: str, count: int = 1) -> None:
-    async with asyncio.timeout(20):
-        while sum(line.startswith(event) for line in events(world)) < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # a file of another process has no event to wait for
+async def happened(world: World, event: str) -> None:
+    await world.until(lambda: any(line.startswith(event) for line in events(world)))
 
 
 def server(world: World, **block: Any) -> dict[str, Any]:
@@ -46,27 +43,17 @@ async def start(world: World, **servers: Mapping[str, Any]) -> None:
 
 
 async def connected(world: World, name: str = "harbour", since: int = 0) -> None:
-    async with asyncio.timeout(30):
-        while not any(  # noqa: ASYNC110
-            line.get("event") == "mcp.server_connected" and line.get("server") == name
-            for line in lines(world, since or world.gateway.started_from)
-        ):
-            await asyncio.sleep(0.02)  # a file of another process has no event to wait for
+    def is_connected() -> bool:
+        lines = world.gateway.log_bytes()[since or world.gateway.started_from :].splitlines()
+        found = [json.loads(line) for line in lines if b"mcp.server_connected" in line and line.endswith(b"}")]
+        return any(line["server"] == name for line in found)
 
-
-def lines(world: World, since: int = 0) -> list[dict[str, Any]]:
-    found = []
-    for line in world.gateway.log_bytes()[since:].splitlines():
-        if line.startswith(b"{") and line.endswith(b"}"):
-            found.append(json.loads(line))
-    return found
+    await world.until(is_connected)
 
 
 async def call(world: World, tool: str, arguments: Mapping[str, Any] | None = None, word: str = "go") -> str:
     """Have the model call a tool; returns what it is told."""
-    await world.script(
-        match=word, last_role="user", tool_calls=[{"name": tool, "arguments": dict(arguments or {})}], times=1
-    )
+    await world.script_call(word, tool, **(arguments or {}))
     before = len(await world.asked(0, wait=0))
     await world.converse(word)
     return prompt_of((await world.asked(before + 2))[before + 1])[-1].text
@@ -78,28 +65,25 @@ READS = {"effects": {"*": "reads"}}
 @pytest.mark.each_protocol
 async def test_a_call_waits_for_the_button_and_shows_server_tool_and_arguments(world: World) -> None:
     await start(world, harbour=server(world))
-    calls = [{"name": "harbour__book", "arguments": {"boat": "Anna", "days": 3}}]
-    await world.script(match="book it", last_role="user", tool_calls=calls, times=1)
+    await world.script_call("book it", "harbour__book", boat="Anna", days=3)
     await world.say("book it")
     [question] = await world.replies(1, match="May I use")
     assert all(word in question for word in ("harbour__book", "book", "harbour", "Anna", "3"))
     assert "book Anna 3" not in events(world)
-    await world.tg.post("callback", {"chat_id": 42, "user_id": 42, "button": "Yes, once"})
+    await world.press("Yes, once")
     assert await world.replies(1, match="booked: Anna for 3 days")
     assert events(world).count("book Anna 3") == 1
     assert await world.violations() == []
 
 
-async def test_a_tool_that_the_operator_says_reads_needs_no_question(world: World) -> None:
-    await start(world, harbour=server(world, effects={"look": "reads"}))
-    assert "pier 7" in await call(world, "harbour__look", {"boat": "Anna"})
-
-
-async def test_a_hint_of_the_server_is_believed_only_where_that_is_said(world: World) -> None:
-    await start(world, harbour=server(world), port=server(world, trust_hints=True))
+async def test_a_tool_that_reads_needs_no_question_if_the_operator_says_so_or_trusts_the_servers_hint(
+    world: World,
+) -> None:
+    servers = {"port": server(world, trust_hints=True), "pier": server(world, effects={"look": "reads"})}
+    await start(world, harbour=server(world), **servers)
     assert "pier 7" in await call(world, "port__look", {"boat": "Anna"})
-    calls = [{"name": "harbour__look", "arguments": {"boat": "Anna"}}]
-    await world.script(match="look again", last_role="user", tool_calls=calls, times=1)
+    assert "pier 7" in await call(world, "pier__look", {"boat": "Anna"}, word="once more")
+    await world.script_call("look again", "harbour__look", boat="Anna")
     await world.say("look again")
     assert await world.replies(1, match="May I use")
 
@@ -115,24 +99,22 @@ hear()
 """
 
 
-@pytest.mark.each_protocol
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_a_tool_whose_trusted_hint_changes_is_asked_about_again(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        odd = {"command": sys.executable, "args": ["-c", LINES + CHANGED_HINT, str(chat.world.home)]}
-        servers = json.dumps({"odd": {**odd, "trust_hints": True}})
-        await chat.start(HERMES_MCP__SERVERS=servers, HERMES_TOOLS__APPROVAL__MCP="ask")
-        await connected(chat.world, "odd")
-        await chat.ask("go [[tool:odd__look {}]]", "pier 7")
-        await chat.world.gateway.wait_for_log("mcp.list_changed")
-        await chat.ask("go on [[tool:odd__look {}]]", "May I use")
-        await chat.ask("/approve", "pier 7")
+async def test_a_tool_whose_trusted_hint_changes_is_asked_about_again(world: World) -> None:
+    odd = {"command": sys.executable, "args": ["-c", LINES + CHANGED_HINT, str(world.home)]}
+    await start(world, odd={**odd, "trust_hints": True})
+    assert "pier 7" in await call(world, "odd__look")
+    await world.gateway.wait_for_log("mcp.list_changed")
+    await world.script_call("go on", "odd__look")
+    await world.say("go on")
+    assert await world.replies(1, match="May I use")
+    await world.say("/approve")
+    assert len(await world.replies(2, match="pier 7")) == 2
 
 
 async def test_results_of_every_kind_reach_the_model(world: World) -> None:
-    await start(world, harbour=server(world, **READS))
+    block = server(world, **READS)
+    await start(world, harbour={**block, "env": {**block["env"], "FAKE_MCP_GARBAGE": "1"}})
+    assert "mcp.line_ignored" in world.gateway.log_text(), "garbage on standard output is left out"
     text = await call(world, "harbour__picture")
     assert "the pier" in text
     assert "harbour://map" in text
@@ -143,7 +125,9 @@ async def test_results_of_every_kind_reach_the_model(world: World) -> None:
     assert "declined" in await call(world, "harbour__ask_back", word="back")
 
 
-async def test_a_server_is_given_none_of_the_gateways_variables(world: World) -> None:
+async def test_a_server_is_given_none_of_the_gateways_variables_and_no_secret_of_its_own_is_shown(
+    world: World,
+) -> None:
     await start(world, harbour=server(world, **READS))
     names = set((await call(world, "harbour__environ")).split())
     assert "HARBOUR_KEY" in names
@@ -157,8 +141,11 @@ async def test_a_server_is_given_none_of_the_gateways_variables(world: World) ->
     assert "harbour-secret-1" not in shown
 
 
-async def test_a_crash_in_a_call_is_told_and_the_server_is_started_again(world: World) -> None:
-    await start(world, harbour=server(world, **READS))
+async def test_a_call_that_takes_too_long_crashes_or_floods_is_told_and_the_server_goes_on(world: World) -> None:
+    await start(world, harbour=server(world, seconds=1, **READS))
+    assert "no answer within 1 seconds" in await call(world, "harbour__hang", word="wait")
+    await happened(world, "hang cancelled")
+    await assert_a_flood_takes_no_memory(world)
     since = len(world.gateway.log_bytes())
     assert "ended during the call" in await call(world, "harbour__crash")
     await connected(world, since=since)
@@ -176,12 +163,6 @@ async def test_stop_cancels_the_call_at_the_server(world: World) -> None:
     assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"}, word="look")
 
 
-async def test_a_call_that_takes_too_long_is_given_up_and_the_server_told(world: World) -> None:
-    await start(world, harbour=server(world, seconds=1, **READS))
-    assert "no answer within 1 seconds" in await call(world, "harbour__hang")
-    await happened(world, "hang cancelled")
-
-
 def most_memory(pid: int, *, is_reset: bool = False) -> int:
     """Most memory that a process has had since the last reset, in kB."""
     if is_reset:
@@ -190,14 +171,12 @@ def most_memory(pid: int, *, is_reset: bool = False) -> int:
     return int(status.partition("VmHWM:")[2].split()[0])
 
 
-async def test_an_answer_of_100_mb_takes_no_memory(world: World) -> None:
-    await start(world, harbour=server(world, **READS))
-    await call(world, "harbour__look", {"boat": "Eva"}, word="look")
+async def assert_a_flood_takes_no_memory(world: World) -> None:
+    """An answer of 100 MB is refused while it arrives."""
     assert world.gateway.process is not None
     before = most_memory(world.gateway.process.pid, is_reset=True)
-    assert "larger than the limit for a message" in await call(world, "harbour__flood", {"megabytes": 100})
+    assert "larger than the limit for a message" in await call(world, "harbour__flood", {"megabytes": 100}, word="much")
     assert most_memory(world.gateway.process.pid) - before < 64 * 1024
-    assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"}, word="more")
 
 
 async def test_a_changed_list_is_known_at_once_and_listed_in_the_next_conversation(world: World) -> None:
@@ -212,16 +191,14 @@ async def test_a_changed_list_is_known_at_once_and_listed_in_the_next_conversati
 
 async def test_servers_come_go_and_change_with_a_reload(world: World) -> None:
     await start(world)
-    config = world.home / "config.yaml"
-    config.write_text(json.dumps({"mcp": {"servers": {"harbour": server(world)}}}))
+    world.configure(json.dumps({"mcp": {"servers": {"harbour": server(world)}}}))
     del world.gateway.environ["HERMES_MCP__SERVERS"]
     await world.gateway.stop()
     await world.gateway.start()
     await connected(world)
-    [_first] = [line for line in events(world) if line.startswith("started")]
-    config.write_text(json.dumps({"mcp": {"servers": {"harbour": server(world, deny=["book"])}}}))
+    world.configure(json.dumps({"mcp": {"servers": {"harbour": server(world, deny=["book"])}}}))
     since = len(world.gateway.log_bytes())
-    world.gateway.signal(signal.SIGHUP)
+    await world.reload()
     await connected(world, since=since)
     await world.say("/mcp", chat_id=1)
     [listed] = await world.replies(1, chat_id=1, match="harbour")
@@ -230,8 +207,8 @@ async def test_servers_come_go_and_change_with_a_reload(world: World) -> None:
     assert "harbour__book" not in listed
     assert "1 resource" in listed
     assert "1 prompt" in listed
-    config.write_text("mcp: {servers: {}}\n")
-    world.gateway.signal(signal.SIGHUP)
+    world.configure("mcp: {servers: {}}\n")
+    await world.reload()
     assert await all_gone(str(world.home))
     await world.say("/mcp", chat_id=1)
     assert await world.replies(1, chat_id=1, match="No MCP servers are configured")
@@ -256,39 +233,28 @@ while True:
 
 
 @pytest.mark.each_protocol
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_lists_and_tools_that_are_wrong_cost_nothing_else_of_the_server(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        odd = {"command": sys.executable, "args": ["-c", LINES + BAD_LISTS, str(chat.world.home)], **READS}
-        await chat.start(HERMES_MCP__SERVERS=json.dumps({"odd": odd}), HERMES_ACCESS__ADMINS=chat.person)
-        await connected(chat.world, "odd")
-        await chat.ask("go [[tool:odd__look {}]]", "look is done")
-        await chat.ask("go [[tool:odd__book {}]]", "book is done")
-        listed = await chat.ask("/mcp", "odd")
+async def test_lists_and_tools_that_are_wrong_cost_nothing_else_of_the_server(world: World) -> None:
+    await start(world, odd={"command": sys.executable, "args": ["-c", LINES + BAD_LISTS, str(world.home)], **READS})
+    for tool in ("look", "book"):
+        assert f"{tool} is done" in await call(world, f"odd__{tool}", word=f"{tool} now")
+    await world.say("/mcp", chat_id=1)
+    [listed] = await world.replies(1, chat_id=1, match="odd")
     assert "connected since" in listed
     assert "resources/list failed: Method not found" in listed
     assert "prompts/list failed: the server's answer does not follow the protocol" in listed
     assert "odd__sail" in listed
 
 
-async def test_a_program_that_dies_is_known_by_its_last_words(world: World) -> None:
+async def test_servers_that_cannot_start_hold_nothing_up_and_say_why(world: World) -> None:
     words = "raise SystemExit('no key harbour-secret-1 for port 7')"
     odd = {"command": sys.executable, "args": ["-c", words], "env": {"HARBOUR_KEY": "harbour-secret-1"}}
-    await world.gateway.start(HERMES_MCP__SERVERS=json.dumps({"odd": odd}))
-    await world.gateway.wait_for_log("mcp.server_failed")
-    await world.say("/mcp", chat_id=1)
-    [listed] = await world.replies(1, chat_id=1, match="odd")
-    assert "the program ended with exit code 1: no key [redacted] for port 7" in listed
-
-
-async def test_a_server_that_cannot_start_holds_nothing_up(world: World) -> None:
-    await world.gateway.start(HERMES_MCP__SERVERS=json.dumps({"ghost": {"command": "no-such-program"}}))
+    servers = {"ghost": {"command": "no-such-program"}, "odd": odd}
+    await world.gateway.start(HERMES_MCP__SERVERS=json.dumps(servers))
     await world.converse("hello")
-    await world.gateway.wait_for_log("mcp.server_failed")
+    await world.until(lambda: world.gateway.log_text().count("mcp.server_failed") >= 2)
     await world.say("/mcp", chat_id=1)
     [listed] = await world.replies(1, chat_id=1, match="ghost")
+    assert "the program ended with exit code 1: no key [redacted] for port 7" in listed
     assert "the program no-such-program is not on the PATH" in listed
     assert "next attempt in" in listed
     assert "not connected" in await call(world, "ghost__look", {})
@@ -303,20 +269,10 @@ async def test_the_gateways_end_leaves_no_child_behind(world: World, number: int
     deaf = {"command": sys.executable, "args": ["-c", stubborn, f"{world.home}/deaf"]}
     await world.gateway.start(HERMES_MCP__SERVERS=json.dumps({"deaf": deaf, "harbour": server(world)}))
     await connected(world)
-    async with asyncio.timeout(10):
-        while not processes_with(f"{world.home}/deaf"):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # processes of others have no event to wait for
+    await world.until(lambda: processes_with(f"{world.home}/deaf"))
     world.gateway.signal(number)
     await world.gateway.wait()
     assert await all_gone(str(world.home))
-
-
-async def test_garbage_on_standard_output_is_left_out(world: World) -> None:
-    block = server(world, **READS)
-    block["env"] = {**block["env"], "FAKE_MCP_GARBAGE": "1"}
-    await start(world, harbour=block)
-    assert "mcp.line_ignored" in world.gateway.log_text()
-    assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"})
 
 
 async def listening(port: int) -> None:
@@ -340,12 +296,8 @@ async def test_a_server_over_http_is_called_and_found_again_after_a_restart(worl
         headers = {"Authorization": "Bearer harbour-secret-2"}
         await start(world, harbour={"url": f"http://127.0.0.1:{port}/mcp", "headers": headers, **READS})
         assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"})
-        assert world.gateway.process is not None
-        before = most_memory(world.gateway.process.pid, is_reset=True)
-        assert "larger than the limit for a message" in await call(
-            world, "harbour__flood", {"megabytes": 100}, word="much"
-        )
-        assert most_memory(world.gateway.process.pid) - before < 64 * 1024
+        if is_back:
+            await assert_a_flood_takes_no_memory(world)
         process.kill()
         await process.wait()
         since = len(world.gateway.log_bytes())

@@ -1,22 +1,20 @@
 """Notes beyond a conversation: by the tool, before a compression, by command, and in the prompt of the next session."""
 
-import asyncio
 import os
 import re
 import stat
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.chats import PLATFORMS, chat_on
-from tests.e2e.protocols import ModelProtocol, conversation_of, prompt_of
+from tests.e2e.chats import Chat
+from tests.e2e.protocols import conversation_of, prompt_of
 from tests.e2e.test_discord import ALICE, ready, say, sent
-from tests.e2e.world import World
+from tests.e2e.world import GROUP, World
 
 FLUSH = {"HERMES_MEMORY__FLUSH": "true"}
 ASKING = "Save the notes now"
-WORDS = "words " * 320
-"""As much as fits into one message on each platform."""
+WORDS = "words " * 290
+"""A message that no platform takes for a piece of a longer one."""
 TALK = ["Please always answer me in Danish, and call me Anna.", *(f"{WORDS}{number}" for number in range(9))]
 NOTES = [
     {"name": "memory", "arguments": {"action": "add", "target": "user", "text": "wants answers in Danish"}},
@@ -37,9 +35,7 @@ def notes_of(world: World, name: str, chat: int = 1) -> str:
 
 async def noted(world: World, text: str) -> None:
     """Wait until the notes about the person are these, and the gateway knows that they were taken."""
-    async with asyncio.timeout(15):
-        while notes_of(world, "USER.md") != text or world.query(INDEBTED) != [(0,)]:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # files and databases of another process have no event to wait for
+    await world.until(lambda: notes_of(world, "USER.md") == text and world.query(INDEBTED) == [(0,)])
 
 
 @pytest.mark.each_protocol
@@ -63,27 +59,23 @@ async def test_preferences_are_noted_around_a_lossy_compression_and_stand_in_the
     assert not await world.violations()
 
 
-@pytest.mark.parametrize("off", ["HERMES_MEMORY__FLUSH", "HERMES_MEMORY__ENABLED", "HERMES_TOOLS__USE"])
-async def test_nothing_is_noted_by_itself_where_memory_is_off(world: World, off: str) -> None:
-    await world.gateway.start(**{**FLUSH, off: '{"memory": "off"}' if off == "HERMES_TOOLS__USE" else "false"})
+async def test_nothing_is_noted_by_itself_where_memory_is_off(world: World) -> None:
+    world.gateway.environ.pop("HERMES_MEMORY__FLUSH")
+    world.configure("memory: {flush: false}\n")
+    await world.gateway.start()
     await world.converse(*TALK)
-    await world.say("/compress")
-    assert await world.replies(1, match="Compressed")
-    assert [purpose for purpose, _ in world.query(CALLS)] == ["summary"]
+    settings = ("memory: {flush: false}", "memory: {enabled: false}", "tools: {use: {memory: off}}")
+    for count, off in enumerate(settings, start=1):
+        flush = "" if off.startswith("memory") else "memory: {flush: true}\n"
+        world.configure(f"{flush}{off}\n")
+        await world.reload()
+        await world.converse(*TALK[-4:])
+        await world.say("/compress here 1")
+        assert len(await world.replies(count, match="^Compressed")) == count, off
+    assert [purpose for purpose, _ in world.query(CALLS)] == ["summary"] * 3
 
 
-async def test_a_flush_that_fails_fails_no_compression(world: World) -> None:
-    await world.gateway.start(**FLUSH)
-    await world.script(match=ASKING, times=-1, error={"kind": "content_filter"})
-    await world.converse(*TALK)
-    await world.say("/compress")
-    assert await world.replies(1, match="Compressed")
-    assert dict(world.query(CALLS))["summary"] == "ok"
-    assert notes_of(world, "USER.md") == ""
-    assert "memory.flush_failed" in world.gateway.log_text()
-
-
-async def test_a_compression_that_is_stopped_ends_its_flush(world: World) -> None:
+async def test_a_flush_that_fails_or_is_stopped_fails_no_compression(world: World) -> None:
     await world.gateway.start(**FLUSH)
     await world.script(match=ASKING, hang=True)
     await world.script(summary=True, hang=True)
@@ -95,38 +87,27 @@ async def test_a_compression_that_is_stopped_ends_its_flush(world: World) -> Non
     assert await world.replies(1, match="nothing was changed")
     assert ("flush", "cancelled") in world.query(CALLS)
     assert world.query("SELECT max(depth) FROM sessions") == [(0,)]
+    await world.llm.delete("script")
+    await world.script(match=ASKING, times=-1, error={"kind": "content_filter"})
+    await world.say("/compress")
+    assert await world.replies(1, match="^Compressed")
+    assert ("summary", "ok") in world.query(CALLS)
+    assert notes_of(world, "USER.md") == ""
+    assert "memory.flush_failed" in world.gateway.log_text()
 
 
 @pytest.mark.each_protocol
-@pytest.mark.parametrize(
-    ("platform", "tokens"), [("telegram", 8_192), *((platform, 128_000) for platform in PLATFORMS)]
-)
-async def test_a_summary_is_committed_while_its_notes_are_still_taken(
-    tmp_path: Path, protocol: ModelProtocol, platform: str, tokens: int
-) -> None:
-    """By hand, and where a turn waits for the summary: the notes follow, once."""
-    window = {"HERMES_MODEL__CONTEXT_LENGTH": str(tokens), "HERMES_SESSIONS__MERGE_SECONDS": "0"}
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        world = chat.world
-        await chat.start(**FLUSH, **window)
-        await world.hold(match=ASKING, tool_calls=NOTES[:1], text="")
-        if tokens > 10_000:
-            for words in TALK:
-                await chat.ask(words, "^echo")
-            await chat.ask("/compress", "^Compressed")
-        else:
-            for number in range(12):
-                await chat.ask(f"{number} {'words ' * 400}", f"echo: (.|\n)*{number} words")
-        assert world.query("SELECT max(depth) > 0 FROM sessions") == [(1,)]
-        assert notes_of(world, "USER.md") == ""
-        await world.release()
-        await noted(world, NOTED)
-        if tokens > 10_000:
-            await chat.ask("and now?", "echo: (.|\n)*and now")
-            assert NOTED in prompt_of((await world.asked(1))[-1])[0].text, "nobody had seen the child's prompt yet"
-        [(splits,)] = world.query("SELECT max(depth) FROM sessions")
-        assert len(world.query(f"{FLUSHES} AND outcome = 'ok'")) <= splits
-        assert not await world.violations()
+async def test_a_summary_that_a_turn_waits_for_is_committed_while_its_notes_are_still_taken(world: World) -> None:
+    await world.gateway.start(**FLUSH, HERMES_MODEL__CONTEXT_LENGTH="8192", HERMES_SESSIONS__MERGE_SECONDS="0")
+    await world.hold(match=ASKING, tool_calls=NOTES[:1], text="")
+    await world.converse(*(f"{number} {'words ' * 400}" for number in range(12)))
+    assert world.query("SELECT max(depth) > 0 FROM sessions") == [(1,)]
+    assert notes_of(world, "USER.md") == ""
+    await world.release()
+    await noted(world, NOTED)
+    [(splits,)] = world.query("SELECT max(depth) FROM sessions")
+    assert len(world.query(f"{FLUSHES} AND outcome = 'ok'")) <= splits
+    assert not await world.violations()
 
 
 async def test_several_turns_go_on_after_a_split_while_notes_are_taken(world: World) -> None:
@@ -136,6 +117,7 @@ async def test_several_turns_go_on_after_a_split_while_notes_are_taken(world: Wo
     await world.converse(*TALK)
     await world.say("/compress")
     assert await world.replies(1, match="^Compressed")
+    assert notes_of(world, "USER.md") == ""
     await world.say("and now?")
     assert await world.replies(1, match="echo: .*and now")
     await world.release()
@@ -148,8 +130,7 @@ async def test_several_turns_go_on_after_a_split_while_notes_are_taken(world: Wo
     assert NOTED in prompt_of((await world.asked(1))[-1])[0].text
 
 
-@pytest.mark.parametrize("how", ["stop", "kill"])
-@pytest.mark.parametrize("then", ["and now?", "/new"])
+@pytest.mark.parametrize(("how", "then"), [("stop", "and now?"), ("kill", "/new")])
 async def test_notes_that_a_gateway_owed_when_it_ended_are_taken_once_by_the_next(
     world: World, how: str, then: str
 ) -> None:
@@ -192,25 +173,19 @@ async def test_what_the_tool_has_noted_is_known_in_the_next_conversation(world: 
 
 async def test_in_a_group_each_person_has_a_part_that_only_their_turns_write(world: World) -> None:
     await world.gateway.start()
-    for person, name, entry in ((42, "Ann", "likes tea"), (43, "Bob", "likes coffee")):
+    people = ((42, "Ann", "likes tea"), (43, "Bob", "likes coffee"))
+    for count, (person, name, entry) in enumerate(people, start=1):
         call = f'[[tool:memory {{"action": "add", "target": "user", "text": "{entry}"}}]]'
-        text = f"@lab_gateway_bot {call}"
-        sender = {"user_id": person, "first_name": name}
-        await world.tg.post("message", {"chat_id": -100200, "chat_type": "supergroup", "text": text, **sender})
-        count = 1 if person == 42 else 2
-        assert await world.replies(count, chat_id=-100200, match="May I use memory")
-        approval = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 1}
-        await world.tg.post("message", {**approval, "text": f"/approve@lab_gateway_bot a{count}"})
-        assert len(await world.replies(count, chat_id=-100200, match="Noted")) == count
+        await world.say_in_group(f"@lab_gateway_bot {call}", user_id=person, first_name=name)
+        assert await world.replies(count, chat_id=GROUP, match="May I use memory")
+        await world.say_in_group(f"/approve@lab_gateway_bot a{count}", user_id=1)
+        assert len(await world.replies(count, chat_id=GROUP, match="Noted")) == count
     text = notes_of(world, "USER.md")
     assert "(telegram:42)\n- likes tea\n" in text
     assert "(telegram:43)\n- likes coffee\n" in text
     steal = '[[tool:memory {"action": "remove", "target": "user", "old": "likes tea"}]]'
-    await world.tg.post(
-        "message",
-        {"chat_id": -100200, "chat_type": "supergroup", "text": f"@lab_gateway_bot {steal}", "user_id": 43},
-    )
-    assert await world.replies(1, chat_id=-100200, match="No entry|no entry")
+    await world.say_in_group(f"@lab_gateway_bot {steal}", user_id=43)
+    assert await world.replies(1, chat_id=GROUP, match="No entry|no entry")
     assert "(telegram:42)\n- likes tea\n" in notes_of(world, "USER.md")
 
 
@@ -253,49 +228,41 @@ async def test_in_a_group_notes_are_added_by_moderators_and_everybody_removes_th
 ) -> None:
     await world.gateway.start(HERMES_ACCESS__MODERATORS="telegram:43")
     for person, line in ((42, "add a fact"), (43, "me add I like tea"), (43, "add a fact")):
-        text = f"/memory@lab_gateway_bot {line}"
-        await world.tg.post("message", {"chat_id": -100200, "chat_type": "supergroup", "text": text, "user_id": person})
-    assert await world.replies(1, chat_id=-100200, match="can do this with /memory")
-    assert await world.replies(1, chat_id=-100200, match="USER.md: 1 entry")
-    assert await world.replies(1, chat_id=-100200, match="MEMORY.md: 1 entry")
+        await world.say_in_group(f"/memory@lab_gateway_bot {line}", user_id=person)
+    assert await world.replies(1, chat_id=GROUP, match="can do this with /memory")
+    assert await world.replies(1, chat_id=GROUP, match="USER.md: 1 entry")
+    assert await world.replies(1, chat_id=GROUP, match="MEMORY.md: 1 entry")
     assert "(telegram:43)\n- I like tea" in notes_of(world, "USER.md")
-    body = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 42, "text": "/memory@lab_gateway_bot me remove I"}
-    await world.tg.post("message", body)
-    assert await world.replies(1, chat_id=-100200, match="No entry|has no|is not|nothing")
+    await world.say_in_group("/memory@lab_gateway_bot me remove I")
+    assert await world.replies(1, chat_id=GROUP, match="No entry|has no|is not|nothing")
 
 
 @pytest.mark.each_protocol
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_instructions_that_a_tool_read_are_named_behind_every_compression(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
+async def test_instructions_that_a_tool_read_are_named_behind_every_compression(chat: Chat) -> None:
     """A skill and a file of instructions, in use, like the to-do list; a file that was only data is not named."""
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        world = chat.world
-        folder = world.home / "skills" / "trips"
-        folder.mkdir(parents=True)
-        (folder / "SKILL.md").write_text(
-            "---\nname: trips\ndescription: Use when: somebody travels\n---\nBook by rail."
-        )
-        app = world.home / "workspaces" / "1" / "app"
-        app.mkdir(parents=True)
-        (app / "AGENTS.md").write_text("Answer with the number of the ticket.")
-        (app / "data.md").write_text("1, 2, 3")
-        await chat.start(HERMES_COMPRESSION__PROTECT_FIRST_N="0", HERMES_MODEL__CONTEXT_LENGTH="64000")
-        names = ("AGENTS.md", "data.md", "CLAUDE.md")
-        files = " ".join(f'[[tool:read_file {{"path": "app/{name}"}}]]' for name in names)
-        await chat.ask(f'I travel [[tool:skill {{"name": "trips"}}]] {files}', "tool said")
-        assert "Book by rail." in conversation_of((await world.asked(2))[-1])
-        named = "read again before you go on: skill trips; file app/AGENTS.md"
-        for _ in range(2):
-            for words in TALK:
-                await chat.ask(words, "^echo")
-            await chat.ask("/compress here 1", "^Compressed")
-            await chat.ask("and now?", "^echo")
-            said = conversation_of((await world.asked(1))[-1])
-            assert "Book by rail." not in said
-            assert said.count(named) == 1
-        assert not await world.violations()
+    world = chat.world
+    folder = world.home / "skills" / "trips"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text("---\nname: trips\ndescription: Use when: somebody travels\n---\nBook by rail.")
+    app = world.home / "workspaces" / "1" / "app"
+    app.mkdir(parents=True)
+    (app / "AGENTS.md").write_text("Answer with the number of the ticket.")
+    (app / "data.md").write_text("1, 2, 3")
+    await chat.start(HERMES_COMPRESSION__PROTECT_FIRST_N="0", HERMES_MODEL__CONTEXT_LENGTH="64000")
+    names = ("AGENTS.md", "data.md", "CLAUDE.md")
+    files = " ".join(f'[[tool:read_file {{"path": "app/{name}"}}]]' for name in names)
+    await chat.ask(f'I travel [[tool:skill {{"name": "trips"}}]] {files}', "tool said")
+    assert "Book by rail." in conversation_of((await world.asked(2))[-1])
+    named = "read again before you go on: skill trips; file app/AGENTS.md"
+    for _ in range(2):
+        for words in TALK:
+            await chat.ask(words, "^echo")
+        await chat.ask("/compress here 1", "^Compressed")
+        await chat.ask("and now?", "^echo")
+        said = conversation_of((await world.asked(1))[-1])
+        assert "Book by rail." not in said
+        assert said.count(named) == 1
+    assert not await world.violations()
 
 
 async def test_skills_are_named_in_the_prompt_and_read_when_they_are_needed(world: World) -> None:
@@ -346,17 +313,15 @@ async def test_in_a_group_nothing_is_noted_before_a_compression_unless_that_is_s
     await world.gateway.start(**({} if flush is None else {"HERMES_MEMORY__FLUSH": flush}))
     await world.script(match=ASKING, tool_calls=NOTES[2:], text="")
     for number, words in enumerate(TALK, start=1):
-        body = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 42, "text": f"@lab_gateway_bot {words}"}
-        await world.tg.post("message", body)
-        assert len(await world.replies(number, chat_id=-100200)) == number
-    await world.tg.post("message", {**body, "user_id": 1, "text": "/compress@lab_gateway_bot"})
-    assert await world.replies(1, chat_id=-100200, match="Compressed")
+        await world.say_in_group(f"@lab_gateway_bot {words}")
+        assert len(await world.replies(number, chat_id=GROUP)) == number
+    await world.say_in_group("/compress@lab_gateway_bot", user_id=1)
+    assert await world.replies(1, chat_id=GROUP, match="Compressed")
     assert notes_of(world, "MEMORY.md") == ("" if flush is None else "- the harbour project\n")
 
 
 async def test_in_a_discord_channel_nothing_is_noted_before_a_compression(discord_world: World) -> None:
     world = discord_world
-    await world.dc.post("config", {"rate_limits": False})
     del world.gateway.environ["HERMES_MEMORY__FLUSH"]
     await ready(world, HERMES_ACCESS__ADMINS=f"discord:{ALICE}")
     for number, words in enumerate(TALK, start=1):

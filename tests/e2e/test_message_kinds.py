@@ -5,16 +5,15 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from tests.e2e import test_discord as discord
-from tests.e2e.protocols import ModelProtocol, prompt_of
-from tests.e2e.test_compression import Page, page_of
-from tests.e2e.world import TOKEN, World, world_in
+from tests.e2e.chats import Chat
+from tests.e2e.protocols import prompt_of
+from tests.e2e.world import TOKEN, World
 from tests.pictures import noise, picture, saved
 
 QUICKLY = {"HERMES_SESSIONS__MERGE_SECONDS": "0", "HERMES_SESSIONS__MESSAGES_PER_MINUTE": "10000"}
@@ -74,7 +73,6 @@ async def test_every_kind_of_telegram_message_is_heard_or_refused(world: World) 
 
 async def test_every_kind_of_discord_message_is_heard_or_refused(discord_world: World) -> None:
     world = discord_world
-    await world.dc.post("config", {"rate_limits": False})
     await discord.ready(world, **QUICKLY)
     base = (await discord.say(world, "marker start;"))["message"]
     assert await discord.sent(world, 1)
@@ -158,68 +156,6 @@ async def test_an_unknown_kind_in_a_group_is_heard_where_it_names_the_bot(world:
 # ---- files that no model can be shown
 
 
-class Chat(Protocol):
-    """A chat of one platform as the person in it uses it."""
-
-    async def send(self, text: str, name: str, mime: str, content: bytes) -> None:
-        """Send a file with a caption."""
-
-    async def until(self, *words: str) -> None:
-        """Wait until the bot has said all of these in messages of its own."""
-
-
-class TelegramChat:
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    async def send(self, text: str, name: str, mime: str, content: bytes) -> None:
-        file = {"file_name": name, "mime": mime, "file_b64": base64.b64encode(content).decode()}
-        await self._world.say(text, media="document", **file)
-
-    async def until(self, *words: str) -> None:
-        for one in words:
-            assert await self._world.replies(1, match=re.escape(one)), one
-
-
-class DiscordChat:
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    async def send(self, text: str, name: str, mime: str, content: bytes) -> None:
-        file = {"filename": name, "content_type": mime, "b64": base64.b64encode(content).decode()}
-        await discord.say(self._world, text, dm_user_id=discord.ALICE, files=[file])
-
-    async def until(self, *words: str) -> None:
-        for one in words:
-            assert await discord.sent(self._world, 1, match=re.escape(one)), one
-
-
-class WebChat:
-    def __init__(self, page: Page) -> None:
-        self._page = page
-
-    async def send(self, text: str, name: str, mime: str, content: bytes) -> None:
-        await self._page.write(text, name=name, mime=mime, content=content)
-
-    async def until(self, *words: str) -> None:
-        for one in words:
-            await self._page.until(one)
-
-
-async def open_chat(world: World, where: str, stack: AsyncExitStack, settings: Mapping[str, str]) -> Chat:
-    """Start the gateway, with a chat on the platform `where`."""
-    match where:
-        case "telegram":
-            await world.gateway.start(**settings)
-            return TelegramChat(world)
-        case "discord":
-            await discord.ready(world, **settings)
-            return DiscordChat(world)
-    local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
-    await world.gateway.start(**settings, **local)
-    return WebChat(await stack.enter_async_context(page_of(world)))
-
-
 PDF = b"%PDF-1.7\n1 0 obj << /Type /Catalog >> endobj\ntrailer << /Root 1 0 R >>\n"
 UNREAD = [
     ("report.pdf", "application/pdf", PDF),
@@ -227,29 +163,28 @@ UNREAD = [
     ("sums.ods", "", b"PK\x03\x04 ods"),
     ("old.doc", "application/msword", b"\xd0\xcf\x11\xe0 doc"),
 ]
-PLACES = ("telegram", "discord", "web")
 WITHOUT_WORKSPACE = {"HERMES_TOOLS__USE": '{"*": "off"}'}
 
 
-@pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("switches", [{}, WITHOUT_WORKSPACE], ids=["with a workspace", "without one"])
-async def test_a_file_that_is_not_read_is_named_to_its_sender_and_to_the_model(
-    tmp_path: Path, protocol: ModelProtocol, where: str, switches: dict[str, str]
-) -> None:
-    options = {"telegram": where == "telegram", "discord": where == "discord"}
-    async with world_in(tmp_path, protocol, **options) as world, AsyncExitStack() as stack:
-        chat = await open_chat(world, where, stack, {**QUICKLY, **switches})
-        for number, (name, mime, content) in enumerate(UNREAD):
-            await chat.send(f"question {number};", name, mime, content)
-            await chat.until(f"cannot read “{name}”", f"question {number};")
-            heard = prompt_of((await world.asked(number + 1))[number])[-1].text
-            assert name in heard
-            assert "PK" not in heard
-            assert "%PDF" not in heard
-            assert re.search("not shown to you|could not be read", heard)
-        for name, content in (("alone.pdf", PDF), ("empty.pdf", b"")):
-            await chat.send("", name, "application/pdf", content)
-            await chat.until(f"cannot read “{name}”")
+async def send_file(chat: Chat, text: str, name: str, mime: str, content: bytes, *answers: str) -> None:
+    """Send a file with a caption, and wait until the bot has said all of `answers` in separate messages."""
+    await chat.send_file(text, name, mime, content)
+    for words in answers:
+        await chat.until(re.escape(words))
+
+
+async def test_a_file_that_is_not_read_is_named_to_its_sender_and_to_the_model(chat: Chat) -> None:
+    await chat.start(**QUICKLY, **(WITHOUT_WORKSPACE if chat.platform == "web" else {}))
+    for number, (name, mime, content) in enumerate(UNREAD):
+        question = f"question {number};"
+        await send_file(chat, question, name, mime, content, f"cannot read “{name}”", question)
+        heard = prompt_of((await chat.world.asked(number + 1))[number])[-1].text
+        assert name in heard
+        assert "PK" not in heard
+        assert "%PDF" not in heard
+        assert re.search("not shown to you|could not be read", heard)
+    for name, content in (("alone.pdf", PDF), ("empty.pdf", b"")):
+        await send_file(chat, "", name, "application/pdf", content, f"cannot read “{name}”")
 
 
 # ---- pictures
@@ -274,28 +209,21 @@ UNSHOWN = {
 }
 
 
-@pytest.mark.parametrize("where", PLACES)
-async def test_a_picture_is_shown_or_its_sender_and_the_model_are_told(
-    tmp_path: Path, protocol: ModelProtocol, where: str
-) -> None:
-    options = {"telegram": where == "telegram", "discord": where == "discord"}
-    async with world_in(tmp_path, protocol, **options) as world, AsyncExitStack() as stack:
-        chat = await open_chat(world, where, stack, SEEING)
-        count = 0
-        for count, kind in enumerate((b"IHDR", b"pHYs", b"IDAT"), start=1):
-            await chat.send(f"shown {count};", "chart.png", "image/png", with_bad_checksum(kind))
-            await chat.until(f"shown {count};")
-            assert prompt_of((await world.asked(count))[-1])[-1].images == 1, kind
-        for number, (name, content) in enumerate(UNSHOWN.items(), start=count + 1):
-            await chat.send(f"unshown {number};", name, f"image/{name.partition('.')[2]}", content)
-            await chat.until(f"I cannot open “{name}” as an image", f"unshown {number};")
-            heard = prompt_of((await world.asked(number))[-1])[-1]
-            assert heard.images == 0
-            assert f"not shown to you: image “{name}”" in heard.text
-        svg = b'<svg xmlns="http://www.w3.org/2000/svg"><text>Sales in May</text></svg>'
-        await chat.send("drawing;", "chart.svg", "image/svg+xml", svg)
-        await chat.until("drawing;")
-        assert "Sales in May" in prompt_of((await world.asked(number + 1))[-1])[-1].text
+async def test_a_picture_is_shown_or_its_sender_and_the_model_are_told(chat: Chat) -> None:
+    await chat.start(**SEEING)
+    count = 0
+    for count, kind in enumerate((b"IHDR", b"pHYs", b"IDAT"), start=1):
+        await send_file(chat, f"shown {count};", "chart.png", "image/png", with_bad_checksum(kind), f"shown {count};")
+        assert prompt_of((await chat.world.asked(count))[-1])[-1].images == 1, kind
+    for number, (name, content) in enumerate(UNSHOWN.items(), start=count + 1):
+        answers = (f"I cannot open “{name}” as an image", f"unshown {number};")
+        await send_file(chat, f"unshown {number};", name, f"image/{name.partition('.')[2]}", content, *answers)
+        heard = prompt_of((await chat.world.asked(number))[-1])[-1]
+        assert heard.images == 0
+        assert f"not shown to you: image “{name}”" in heard.text
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg"><text>Sales in May</text></svg>'
+    await send_file(chat, "drawing;", "chart.svg", "image/svg+xml", svg, "drawing;")
+    assert "Sales in May" in prompt_of((await chat.world.asked(number + 1))[-1])[-1].text
 
 
 async def test_a_picture_for_a_model_that_sees_none_is_not_dropped_in_silence(world: World) -> None:

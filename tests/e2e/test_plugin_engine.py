@@ -1,13 +1,9 @@
 """Engine written for hermes-agent that makes no summary: its person and its operator see why."""
 
 import json
-from pathlib import Path
 
-import pytest
-
-from tests.e2e.chats import PLATFORMS, chat_on
-from tests.e2e.protocols import ModelProtocol
-from tests.e2e.test_compression import FILLER, SMALL, summaries
+from tests.e2e.test_compression import FILLER, SMALL, summaries, talk
+from tests.e2e.world import World
 
 HESITANT = """
 from agent.context_compressor import SUMMARY_PREFIX
@@ -31,24 +27,18 @@ def register(ctx):
 """Like `lossless-hermes-py`, whose threshold is above the gateway's own limits."""
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_the_reason_why_an_engine_compressed_nothing_is_seen(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        world, folder = chat.world, chat.world.home / "plugins" / "context_engine" / "hesitant"
-        folder.mkdir(parents=True)
-        world.home.chmod(0o700)
-        (folder / "__init__.py").write_text(HESITANT)
-        await chat.start(**SMALL, HERMES_CONTEXT__ENGINE="hesitant")
-        for number in range(6):
-            await chat.ask(f"TICKET-{number}. {FILLER}", rf"echo: .*TICKET-{number}\.")
-        told = await chat.ask("/compress", "Nothing could be compressed")
-        assert "Nothing could be compressed: the context engine returned the messages unchanged" in told
-        number = 6
-        while not await summaries(world):
-            await chat.ask(f"TICKET-{number}. {FILLER}", rf"echo: .*TICKET-{number}\.")
-            number += 1
-        lines = [json.loads(line) for line in world.gateway.log_text().splitlines() if line.startswith("{")]
-        found = {line["event"]: line["reason"] for line in lines if line["event"].startswith("engine.")}
-        assert found["engine.replaced"] == found["engine.no_change"] == "returned the messages unchanged"
+async def test_the_reason_why_an_engine_compressed_nothing_is_seen(world: World) -> None:
+    folder = world.home / "plugins" / "context_engine" / "hesitant"
+    folder.mkdir(parents=True)
+    world.home.chmod(0o700)
+    (folder / "__init__.py").write_text(HESITANT)
+    await world.gateway.start(**SMALL, HERMES_CONTEXT__ENGINE="hesitant")
+    await talk(world, 6)
+    await world.say("/compress")
+    told = "Nothing could be compressed: the context engine returned the messages unchanged"
+    assert await world.replies(1, match=told)
+    while not await summaries(world):
+        await world.converse(f"TICKET. {FILLER}")
+    lines = [json.loads(line) for line in world.gateway.log_text().splitlines() if line.startswith("{")]
+    found = {line["event"]: line["reason"] for line in lines if line["event"].startswith("engine.")}
+    assert found["engine.replaced"] == found["engine.no_change"] == "returned the messages unchanged"

@@ -20,9 +20,9 @@ async def ended(world: World, number: int) -> dict[str, Any]:
     return (await world.asked(number + 1))[number]
 
 
-async def test_requests_arrive_where_the_protocol_has_them(world: World) -> None:
+async def test_requests_arrive_where_the_protocol_has_them_and_tools_are_told_in_order(world: World) -> None:
     await world.gateway.start()
-    await world.converse("hello")
+    await world.converse("we spoke of herons")
     [request] = await world.asked(1)
     assert request["path"] == world.protocol.path
     assert [said.role for said in prompt_of(request)] == ["system", "user"]
@@ -32,10 +32,6 @@ async def test_requests_arrive_where_the_protocol_has_them(world: World) -> None
     [(route,)] = world.query("SELECT route FROM model_calls")
     assert route.startswith(f"{world.protocol}:")
 
-
-async def test_tools_side_by_side_and_one_after_the_other_are_told_in_order(world: World) -> None:
-    await world.gateway.start()
-    await world.converse("we spoke of herons")
     first = [{"name": "history_search", "arguments": {"query": word}} for word in ("herons", "storks")]
     await world.script(match="what did", last_role="user", text="Let me look.", tool_calls=first)
     await world.script(match_any="nothing was found|found, best first", last_role="tool", tool_calls=first[:1])
@@ -59,14 +55,8 @@ async def test_tools_side_by_side_and_one_after_the_other_are_told_in_order(worl
 
 async def test_a_picture_is_seen_with_its_caption_and_is_there_in_the_next_turn(world: World) -> None:
     await world.gateway.start(HERMES_MODEL__IMAGES="true")
-    await world.say(
-        "",
-        media="photo",
-        caption="what is it?",
-        file_b64=base64.b64encode(picture((3_000, 1_500))).decode(),
-        file_name="dot.png",
-        mime="image/png",
-    )
+    photo = {"file_b64": base64.b64encode(picture((3_000, 1_500))).decode(), "file_name": "dot.png"}
+    await world.say("", media="photo", caption="what is it?", mime="image/png", **photo)
     assert await world.replies(1, match="what is it")
     await world.say("and now?")
     assert await world.replies(1, match="and now")
@@ -97,7 +87,7 @@ async def test_a_kill_between_two_tools_leaves_each_run_once_and_the_turn_goes_o
 ) -> None:
     await world.gateway.start()
     look = [{"name": "history_search", "arguments": {"query": "herons"}}]
-    await world.script(match="look", last_role="user", tool_calls=look)
+    await world.script_calls("look", *look)
     await world.script(match="look", last_role="tool", hang=True, times=1)
     await world.script(match="look", last_role="tool", text="There are none.")
     await world.say("look for herons")

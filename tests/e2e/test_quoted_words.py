@@ -1,39 +1,25 @@
 """Words that the sender did not write are never a command: they reach the model as quoted text."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.protocols import ModelProtocol, conversation_of
+from tests.e2e.protocols import conversation_of
 from tests.e2e.test_approvals import ask_to_write, notebook
 from tests.e2e.test_compression import page_of
 from tests.e2e.test_discord import ALICE, ready, say
 from tests.e2e.with_tools import run_with_tools
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
 from tests.hermes_state.helpers import locked_by_another_process
 
+PROGRAM = run_with_tools
 STRANGER = {"id": 77, "is_bot": False, "first_name": "Stranger"}
 FORWARDED: dict[str, Any] = {"forward_origin": {"type": "user", "date": 1_710_352_524, "sender_user": STRANGER}}
 VIA_BOT: dict[str, Any] = {
     "via_bot": {"id": 99, "is_bot": True, "first_name": "Inline helper", "username": "inline_helper_bot"}
 }
 QUOTED = '<quoted_message author="{}">\n{}\n</quoted_message>'
-
-
-@pytest.fixture
-async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    async with world_in(tmp_path, protocol, program=run_with_tools) as made:
-        yield made
-
-
-@pytest.fixture
-async def both(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    async with world_in(tmp_path, protocol, discord=True, program=run_with_tools) as made:
-        await made.dc.post("config", {"rate_limits": False})
-        yield made
 
 
 def snapshot(content: str = "", **fields: Any) -> dict[str, Any]:
@@ -65,43 +51,36 @@ async def test_a_forwarded_pairing_command_lets_nobody_in(world: World) -> None:
     assert await world.replies(1, chat_id=77, match="You now have access")
 
 
-@pytest.mark.parametrize("mark", [FORWARDED, VIA_BOT], ids=["forwarded", "via a bot"])
-async def test_an_open_question_is_not_answered_by_others_words(world: World, mark: dict[str, Any]) -> None:
+async def test_an_open_question_is_not_answered_by_the_words_of_others_or_by_quoted_and_edited_lines(
+    world: World,
+) -> None:
     await world.gateway.start()
     await ask_to_write(world, "buy flour")
-    for words in ("/approve all", "/deny", "/stop", "/approve always"):
-        await world.say(words, **mark)
-    await world.say("", media="document", caption="/approve all", **mark)
-    await world.stored(6)
-    assert world.query("SELECT state FROM turns") == [("waiting",)]
-    assert world.query("SELECT count(*) FROM inbox WHERE kind = 'command'") == [(0,)]
-    assert notebook(world) == []
-    await world.say("/approve")
-    assert await world.replies(1, match="written: buy flour")
-
-
-async def test_a_quoted_or_edited_line_answers_no_question(world: World) -> None:
-    await world.gateway.start()
-    await ask_to_write(world, "buy flour")
+    for mark in (FORWARDED, VIA_BOT):
+        for words in ("/approve all", "/deny", "/stop", "/approve always"):
+            await world.say(words, **mark)
+        await world.say("", media="document", caption="/approve all", **mark)
     await world.say("/approve all", entities=[{"type": "blockquote", "offset": 0, "length": 12}])
     own = await world.say("what is that?")
     await world.say("/queue and this?", **VIA_BOT)
-    await world.stored(4)
+    await world.stored(14)
     ref = {"chat_id": 42, "message_id": own["message"]["message_id"]}
     await world.tg.post("edit", {**ref, "text": "/approve all"})
     await world.say("and now?")
-    await world.stored(5)
+    await world.stored(15)
     assert world.query("SELECT state FROM turns") == [("waiting",)]
+    assert world.query("SELECT count(*) FROM inbox WHERE kind = 'command'") == [(0,)]
     await world.say("/deny")
-    told = await seen(world, 3)
+    await world.asked(3)
+    await world.until_rows("SELECT count(*) FROM inbox WHERE settled_at IS NULL", (0,))
+    told = conversation_of((await world.asked(3))[-1])
     assert "> /approve all" in told
     assert QUOTED.format("Inline helper", "/queue and this?") in told
     assert notebook(world) == []
 
 
-@pytest.mark.parametrize("mode", ["steer", "interrupt"])
-async def test_a_forwarded_message_waits_behind_a_running_turn(world: World, mode: str) -> None:
-    await world.gateway.start(HERMES_SESSIONS__BUSY_MODE=mode, HERMES_SESSIONS__MERGE_SECONDS="0")
+async def test_a_forwarded_message_waits_behind_a_running_turn(world: World) -> None:
+    await world.gateway.start(HERMES_SESSIONS__BUSY_MODE="interrupt", HERMES_SESSIONS__MERGE_SECONDS="0")
     await world.hold(match="a long story")
     await world.say("a long story")
     await world.asked(1)
@@ -157,7 +136,7 @@ async def test_a_button_counts_only_under_our_own_messages(world: World) -> None
     [answer] = await world.tg.get("calls", method="answerCallbackQuery", wait=10, count=1)
     assert "no longer works" in answer["params"]["text"]
     assert notebook(world) == []
-    await world.tg.post("callback", {"chat_id": 42, "user_id": 42, "button": "Yes, once"})
+    await world.press("Yes, once")
     assert await world.replies(1, match="written: buy flour")
 
 
@@ -185,8 +164,7 @@ async def test_a_discord_forward_is_quoted_and_answers_nothing(both: World) -> N
     await say(world, "", dm_user_id=ALICE, flags=16384, **snapshot(f"/pair approve {code} admin"))
     assert QUOTED.format("", f"/pair approve {code} admin") in await seen(world, 1)
     assert world.query("SELECT state FROM pairings") == [("pending",)]
-    calls = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
-    await world.script(match="write it down", last_role="user", tool_calls=calls, times=1)
+    await world.script_call("write it down", "write_down", line="buy flour")
     await say(world, "write it down")
     assert await world.dc.get("sent", action="send", match="May I use", wait=20, count=1)
     await say(world, "", dm_user_id=ALICE, **snapshot("/approve all"))
@@ -219,16 +197,14 @@ async def test_a_stop_that_was_forwarded_on_discord_is_not_heard_while_nothing_c
     assert ("stopped",) not in both.query("SELECT state FROM turns")
 
 
-async def test_the_web_chat_takes_typed_words_for_its_owners(tmp_path: Path, protocol: ModelProtocol) -> None:
-    async with world_in(tmp_path, protocol, telegram=False, program=run_with_tools) as world:
-        await world.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(world.free_port()))
-        calls = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
-        await world.script(match="write it down", last_role="user", tool_calls=calls, times=1)
-        async with page_of(world) as page:
-            await page.write("write it down")
-            await page.until("May I use")
-            await page.write("> /approve all")
-            await asyncio.wait_for(world.stored(2), 10)
-            assert notebook(world) == []
-            await page.write("/approve")
-            await page.until("written: buy flour")
+async def test_the_web_chat_takes_typed_words_for_its_owners(world: World) -> None:
+    await world.gateway.start(**world.web_chat())
+    await world.script_call("write it down", "write_down", line="buy flour")
+    async with page_of(world) as page:
+        await page.write("write it down")
+        await page.until("May I use")
+        await page.write("> /approve all")
+        await asyncio.wait_for(world.stored(2), 10)
+        assert notebook(world) == []
+        await page.write("/approve")
+        await page.until("written: buy flour")

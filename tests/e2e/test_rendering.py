@@ -1,10 +1,7 @@
 """A model's answer arrives with every character that is no markup, on each platform."""
 
-from pathlib import Path
-
 from tests.e2e import test_discord as discord
-from tests.e2e.chats import chat_on
-from tests.e2e.protocols import ModelProtocol
+from tests.e2e.chats import Chat, only_web
 from tests.e2e.world import World
 from tests.platforms.discord.shown import shown
 
@@ -45,11 +42,11 @@ async def test_discord_shows_sums_names_and_tables_of_an_answer(discord_world: W
     assert not any(tag in seen.text for tag in ("<t", "<br", "<details", "summary>"))
 
 
-async def test_the_web_chat_shows_sums_names_and_tables_of_an_answer(tmp_path: Path, protocol: ModelProtocol) -> None:
-    async with chat_on("web", tmp_path, protocol) as chat:
-        await chat.start()
-        await chat.world.script(match="how far", text=ANSWER)
-        text = await chat.ask("how far", "So a")
+@only_web
+async def test_the_web_chat_shows_sums_names_and_tables_of_an_answer(chat: Chat) -> None:
+    await chat.start()
+    await chat.world.script(match="how far", text=ANSWER)
+    text = await chat.ask("how far", "So a")
     for piece in (PIECES[0], "这是重点内容\nif a || b || c", "Ann", "1*2*3", "More", "std::vector<std::string>"):
         assert piece in text
     assert not any(tag in text for tag in ("<t", "<br", "<details", "summary>"))

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.e2e.world import World
+from tests.e2e.world import GROUP, World
 
 
 async def test_replaying_messages_and_commands_starts_nothing(world: World) -> None:
@@ -45,16 +45,15 @@ async def test_replaying_presses_and_edits_starts_nothing(world: World) -> None:
 
 async def test_a_lost_acknowledgement_in_a_group_with_a_placeholder_shows_one_copy(world: World) -> None:
     await world.gateway.start()
-    group = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 42}
     await world.script(match="story", text="word " * 40, chunk_chars=5, chunk_delay=0.1)
-    await world.tg.post("message", {**group, "text": "@lab_gateway_bot story"})
-    await world.tg.get("sent", method="sendMessage", chat_id=-100200, wait=15, count=1)
+    await world.say_in_group("@lab_gateway_bot story")
+    await world.tg.get("sent", method="sendMessage", chat_id=GROUP, wait=15, count=1)
     await world.tg.post("faults", {"kind": "reset_after", "match": "editMessageText", "times": 2})
     await world.gateway.wait_for_log("delivery.failed")
     await world.tg.get("calls", method="editMessageText", wait=15, count=3)
     await world.say("done?")
     await world.replies(1)
-    shown = await world.visible(-100200)
+    shown = await world.visible(GROUP)
     assert len(shown) == 1
     assert len(re.findall("word", shown[0])) == 40
 

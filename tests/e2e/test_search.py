@@ -6,12 +6,10 @@ import unicodedata
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from hermes_state.engines.sqlite.connections import register_functions
 from tests.databases import sqlite_only
-from tests.e2e.chats import PLATFORMS, chat_on
-from tests.e2e.protocols import ModelProtocol
+from tests.e2e.chats import Chat
+from tests.e2e.world import World
 
 SAID = (
     unicodedata.normalize("NFD", "나는 한국어를 배운다"),
@@ -22,15 +20,13 @@ SAID = (
 ASKED = ("한국어", "abc123", "محمد", "ข้าว")
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_words_in_another_form_are_found(tmp_path: Path, protocol: ModelProtocol, platform: str) -> None:
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        await chat.start(HERMES_ACCESS__ADMINS=chat.person)
-        await chat.world.script(text="I see.", times=4)
-        for said in SAID:
-            await chat.ask(said, "I see")
-        for said, query in zip(SAID, ASKED, strict=True):
-            assert said in await chat.ask(f"/search {query}", said)
+async def test_words_in_another_form_are_found(chat: Chat) -> None:
+    await chat.start(HERMES_ACCESS__ADMINS=chat.person)
+    await chat.world.script(text="I see.", times=4)
+    for said in SAID:
+        await chat.ask(said, "I see")
+    for said, query in zip(SAID, ASKED, strict=True):
+        assert said in await chat.ask(f"/search {query}", said)
 
 
 FILL = """WITH RECURSIVE number(seq) AS (SELECT 1000 UNION ALL SELECT seq + 1 FROM number WHERE seq < 16000)
@@ -54,26 +50,21 @@ def fill(path: Path) -> None:
 
 
 @sqlite_only
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_a_gateway_answers_while_it_rebuilds_and_merges_a_large_index(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        world = chat.world
-        await chat.start()
-        await chat.ask("hello", "echo: .*hello")
-        await chat.ask("/new", "conversation")
-        assert await world.gateway.stop() == 0
-        fill(world.home / "state.db")
-        await chat.start(HERMES_ACCESS__ADMINS=chat.person, HERMES_SESSIONS__MESSAGES_PER_MINUTE="6000")
-        await world.gateway.wait_for_log("search.rebuild_started")
-        number, phases = 0, set()
-        while "search.rebuilt" not in world.gateway.log_text():
-            number += 1
-            [(is_merging,)] = world.query(IS_MERGING)
-            await chat.ask(f"number {number};", f"echo: .*number {number};")
-            phases.add(is_merging)
-        assert phases == {0, 1}, "it answered while the index was filled, and while it was merged"
-        [(share,)] = world.query(LARGEST)
-        assert share > 0.9
-        assert "hello" in await chat.ask("/search hello", "hello")
+async def test_a_gateway_answers_while_it_rebuilds_and_merges_a_large_index(world: World) -> None:
+    await world.gateway.start()
+    await world.converse("hello", "/new")
+    assert await world.gateway.stop() == 0
+    fill(world.home / "state.db")
+    await world.gateway.start(HERMES_ACCESS__ADMINS="telegram:42", HERMES_SESSIONS__MESSAGES_PER_MINUTE="6000")
+    await world.gateway.wait_for_log("search.rebuild_started")
+    number, phases = 0, set()
+    while "search.rebuilt" not in world.gateway.log_text():
+        number += 1
+        [(is_merging,)] = world.query(IS_MERGING)
+        await world.converse(f"number {number};")
+        phases.add(is_merging)
+    assert phases == {0, 1}, "it answered while the index was filled, and while it was merged"
+    [(share,)] = world.query(LARGEST)
+    assert share > 0.9
+    await world.say("/search hello")
+    assert await world.replies(1, match="m1 .*hello|hello.* m1")

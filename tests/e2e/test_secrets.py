@@ -3,12 +3,10 @@
 import base64
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.chats import PLATFORMS, chat_on
-from tests.e2e.protocols import ModelProtocol
+from tests.e2e.chats import Chat
 from tests.e2e.test_web import Site, site
 
 __all__ = ["site"]
@@ -28,36 +26,31 @@ TELLTALE = {"command": sys.executable, "args": ["-c", REPEAT, BASIC, ADDRESS]}
 
 
 @pytest.mark.each_protocol
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_no_part_of_a_configured_credential_leaves(
-    tmp_path: Path, protocol: ModelProtocol, platform: str, site: Site
-) -> None:
+async def test_no_part_of_a_configured_credential_leaves(chat: Chat, site: Site) -> None:
     """A program repeats the credentials in its last words, a person in a message, and the model in its calls."""
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        world = chat.world
-        await chat.start(
-            HERMES_ACCESS__ADMINS=chat.person,
-            HERMES_LOGGING__FILE="true",
-            HERMES_MCP__SERVERS=json.dumps({"telltale": TELLTALE}),
-            HERMES_TOOLS__APPROVAL__WRITES="allow",
-            HERMES_WEB__PRIVATE_HOSTS="127.0.0.1",
-        )
-        await world.gateway.wait_for_log("mcp.server_failed")
-        await world.script(match="The logins", text="I see.", times=1)
-        await chat.ask(f"The logins are {' and '.join(PARTS)} today.", "I see")
-        told = [await chat.ask("/mcp", "telltale"), await chat.ask("/search logins", "found|logins are")]
-        for number, part in enumerate(PARTS):
-            calls = {
-                "web_fetch": {"url": f"{site.url}/{part}"},
-                "memory": {"action": "add", "target": "memory", "text": f"use {part}"},
-            }
-            for name, arguments in calls.items():
-                mark = f"{name} {number};"
-                call = [{"name": name, "arguments": arguments}]
-                await world.script(match=mark, last_role="user", tool_calls=call, times=1)
-                await chat.ask(mark, "secret")
-        assert await world.gateway.stop() == 0
-        files = [path for path in world.home.rglob("*") if path.is_file() and "state.db" not in path.name]
+    world = chat.world
+    await chat.start(
+        HERMES_ACCESS__ADMINS=chat.person,
+        HERMES_LOGGING__FILE="true",
+        HERMES_MCP__SERVERS=json.dumps({"telltale": TELLTALE}),
+        HERMES_TOOLS__APPROVAL__WRITES="allow",
+        HERMES_WEB__PRIVATE_HOSTS="127.0.0.1",
+    )
+    await world.gateway.wait_for_log("mcp.server_failed")
+    await world.script(match="The logins", text="I see.", times=1)
+    await chat.ask(f"The logins are {' and '.join(PARTS)} today.", "I see")
+    told = [await chat.ask("/mcp", "telltale"), await chat.ask("/search logins", "found|logins are")]
+    for number, part in enumerate(PARTS):
+        calls = {
+            "web_fetch": {"url": f"{site.url}/{part}"},
+            "memory": {"action": "add", "target": "memory", "text": f"use {part}"},
+        }
+        for name, arguments in calls.items():
+            mark = f"{name} {number};"
+            await world.script_call(mark, name, **arguments)
+            await chat.ask(mark, "secret")
+    assert await world.gateway.stop() == 0
+    files = [path for path in world.home.rglob("*") if path.is_file() and "state.db" not in path.name]
     assert "[redacted]" in told[0]
     assert "logins are" in told[1]
     assert world.home / "logs" / "gateway.log" in files

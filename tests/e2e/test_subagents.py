@@ -1,29 +1,20 @@
 """Sub-agents end to end: work side by side, a failure of one, kills, stops, costs, and who sees what of them."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.chats import PLATFORMS, chat_on
-from tests.e2e.protocols import ModelProtocol, prompt_of
+from tests.e2e.protocols import prompt_of
 from tests.e2e.test_approvals import notebook
 from tests.e2e.test_costs import PRICES, as_json
 from tests.e2e.with_tools import run_with_tools
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
 from tests.hermes_state.helpers import locked_by_another_process
 
+PROGRAM = run_with_tools
 ALLOWED = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
 REGISTER = {"name": "register", "arguments": {"mark": "boat", "lines": 2}}
-
-
-@pytest.fixture
-async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    async with world_in(tmp_path, protocol, program=run_with_tools) as made:
-        yield made
 
 
 def delegating(*tasks: str, **more: Any) -> list[dict[str, Any]]:
@@ -32,7 +23,7 @@ def delegating(*tasks: str, **more: Any) -> list[dict[str, Any]]:
 
 async def hand_on(world: World, *tasks: str, **more: Any) -> None:
     """The agent hands tasks on as soon as it is told to."""
-    await world.script(match="hand it on", last_role="user", tool_calls=delegating(*tasks, **more), times=1)
+    await world.script_calls("hand it on", *delegating(*tasks, **more))
 
 
 def subagents(world: World) -> list[tuple[str, str]]:
@@ -53,7 +44,7 @@ async def test_three_work_side_by_side_and_one_that_fails_leaves_the_others_alon
     await world.gateway.start()
     await hand_on(world, "count barrels", "count ropes", "count lamps")
     await world.script(match="count ropes", error={"kind": "content_filter"}, times=-1)
-    await world.script(match="count barrels", last_role="user", tool_calls=[REGISTER], times=1)
+    await world.script_calls("count barrels", REGISTER)
     await world.hold(match="count lamps", text="twelve lamps")
     await world.say("hand it on")
     held = await world.asked(5)
@@ -77,16 +68,13 @@ async def test_three_work_side_by_side_and_one_that_fails_leaves_the_others_alon
 async def test_after_a_kill_each_goes_on_where_it_stood_and_one_answer_comes(world: World) -> None:
     await world.gateway.start(**ALLOWED)
     await hand_on(world, "write it down", "count lamps", "count ropes")
-    written = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
-    await world.script(match="write it down", last_role="user", tool_calls=written, times=1)
+    await world.script_call("write it down", "write_down", line="buy flour")
     await world.script(match="count ropes", text="nine ropes", times=1)
     await world.hold(match="write it down", last_role="tool", text="never heard", times=1)
     await world.hold(match="count lamps", text="never heard", times=1)
     await world.say("hand it on")
     await world.asked(5)  # its own, three of theirs, and the next of the one that has written
-    async with asyncio.timeout(15):
-        while ("finished", "count ropes") not in subagents(world):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # a database of another process has no event to wait for
+    await world.until(lambda: ("finished", "count ropes") in subagents(world))
     await world.gateway.kill()
     await world.script(match="count lamps", text="twelve lamps", times=1)
     await world.gateway.start()
@@ -105,11 +93,9 @@ async def test_after_a_kill_each_goes_on_where_it_stood_and_one_answer_comes(wor
 async def test_a_call_that_a_kill_has_cut_off_is_unknown_to_its_subagent(world: World) -> None:
     await world.gateway.start(**ALLOWED)
     await hand_on(world, "wait for it")
-    await world.script(match="wait for it", last_role="user", tool_calls=[{"name": "stall", "arguments": {}}], times=1)
+    await world.script_call("wait for it", "stall")
     await world.say("hand it on")
-    async with asyncio.timeout(15):
-        while not notebook(world):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # a file of another process has no event to wait for
+    await world.until(lambda: notebook(world))
     await world.gateway.kill()
     await world.gateway.start()
     [answer] = await world.replies(1)
@@ -153,7 +139,7 @@ async def test_stop_ends_them_with_the_turn(world: World) -> None:
 async def test_what_they_cost_counts_to_the_conversation_and_its_caps(world: World) -> None:
     await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
     await hand_on(world, "count barrels", "count lamps")
-    await world.script(match="count barrels", last_role="user", tool_calls=[REGISTER], times=1)
+    await world.script_calls("count barrels", REGISTER)
     await world.converse("hand it on", "/usage")
     assert "3 subagents for $" in (await world.visible())[-1]
     [(root,)] = world.query("SELECT id FROM sessions WHERE kind = 'root'")
@@ -178,7 +164,7 @@ async def test_a_subagent_stops_at_the_cap_of_its_conversation(world: World) -> 
 async def test_they_are_no_conversations_of_the_chat(world: World) -> None:
     await world.gateway.start(HERMES_ACCESS__ADMINS="telegram:42")
     await hand_on(world, "count the heron's barrels")
-    await world.script(match="heron", last_role="user", tool_calls=[REGISTER], times=1)
+    await world.script_calls("heron", REGISTER)
     await world.script(match="heron", last_role="tool", text="all counted", times=1)
     await world.converse("hand it on")
     [(key, parent)] = world.query(
@@ -188,8 +174,7 @@ async def test_they_are_no_conversations_of_the_chat(world: World) -> None:
     assert key not in (await world.visible())[-1]
     await world.converse(f"/resume {key}")
     assert key not in str(world.query("SELECT key FROM sessions JOIN chats ON active_session_id = sessions.id"))
-    search = [{"name": "history_search", "arguments": {"query": "boat 001"}}]
-    await world.script(match="look back", last_role="user", tool_calls=search, times=1)
+    await world.script_call("look back", "history_search", query="boat 001")
     await world.converse("look back")
     assert "Nothing in this conversation matches" in (await world.visible())[-1]
     await world.converse("/lineage")
@@ -225,7 +210,7 @@ async def test_nothing_that_would_ask_is_done_and_rounds_come_to_an_end(world: W
 async def test_tools_can_be_narrowed_and_one_that_cannot_be_given_is_named(world: World) -> None:
     await world.gateway.start(**ALLOWED)
     await hand_on(world, "count barrels", tools=["register"])
-    await world.script(match="give more", last_role="user", tool_calls=delegating("write", tools=["todo"]), times=1)
+    await world.script_calls("give more", *delegating("write", tools=["todo"]))
     await world.converse("hand it on")
     request = next(row for row in await world.asked(0, wait=0) if "count barrels" in prompt_of(row)[-1].text)
     names = [tool.get("function", tool)["name"] for tool in request["body"]["tools"]]
@@ -234,21 +219,20 @@ async def test_tools_can_be_narrowed_and_one_that_cannot_be_given_is_named(world
     assert "'todo' cannot be given to a sub-agent" in (await world.visible())[-1]
 
 
-async def test_more_than_may_work_at_a_time_wait(world: World) -> None:
+async def test_more_than_may_work_at_a_time_wait_and_without_sub_agents_the_tool_is_not_offered(world: World) -> None:
     await world.gateway.start(HERMES_SUBAGENTS__MAX_PARALLEL="1")
     await hand_on(world, "count barrels", "count lamps")
-    await world.script(match="count barrels", delay=1)
+    await world.hold(match="count barrels")
     await world.say("hand it on")
     await world.asked(2)
     assert len(subagents(world)) == 1
+    await world.release()
     await world.replies(1)
     assert [state for state, _ in subagents(world)] == ["finished"] * 2
-
-
-async def test_without_sub_agents_the_tool_is_not_offered(world: World) -> None:
+    await world.gateway.stop()
     await world.gateway.start(HERMES_AUXILIARY__DELEGATE="off")
-    await world.converse("hello")
-    [request] = await world.asked(1)
+    await world.converse("/new", "hello")
+    request = (await world.asked(1))[-1]
     names = [tool.get("function", tool)["name"] for tool in request["body"]["tools"]]
     assert "history_search" in names
     assert "delegate" not in names
@@ -279,39 +263,30 @@ async def test_its_conversation_and_its_parents_are_compressed_like_any_other(wo
     assert await world.violations() == []
 
 
-@pytest.mark.parametrize(
-    ("more", "model"),
-    [
-        ({}, "lab-64k"),
-        ({"HERMES_AUXILIARY__DELEGATE": "small"}, "lab-32k"),
-        ({"HERMES_AUXILIARY__DELEGATE": "main"}, "lab-128k"),
-    ],
-)
-async def test_the_model_is_the_conversations_unless_another_is_named(
-    world: World, more: dict[str, str], model: str
-) -> None:
-    await world.gateway.start(HERMES_MODEL__ALIASES='{"other": "lab-64k", "small": "lab-32k"}', **more)
-    await hand_on(world, "count barrels")
-    await world.converse("/model other", "hand it on")
-    used = world.query("SELECT DISTINCT purpose, model FROM model_calls ORDER BY purpose")
-    assert used == [("subagent", model), ("turn", "lab-64k")]
+async def test_the_model_is_the_conversations_unless_another_is_named(world: World) -> None:
+    aliases = "model: {aliases: {other: lab-64k, small: lab-32k}}\n"
+    world.configure(aliases)
+    await world.gateway.start()
+    await world.converse("/model other")
+    for mode, model in (("auto", "lab-64k"), ("small", "lab-32k"), ("main", "lab-128k")):
+        world.configure(f"{aliases}auxiliary: {{delegate: {mode}}}\n")
+        await world.reload()
+        await hand_on(world, f"count barrels for {mode}")
+        await world.converse("hand it on")
+        used = "SELECT model FROM model_calls WHERE purpose = ? ORDER BY id DESC LIMIT 1"
+        assert (world.query(used, "subagent"), world.query(used, "turn")) == ([(model,)], [("lab-64k",)]), mode
     assert await world.violations() == []
 
 
 @pytest.mark.each_protocol
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_an_answer_has_no_more_sub_agents_than_are_allowed(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
-    async with chat_on(platform, tmp_path, protocol, program=run_with_tools) as chat:
-        world = chat.world
-        await chat.start()
-        await hand_on(world, *(f"count barrel {number}" for number in range(30)))
-        await chat.ask("hand it on", "tool said")
-        assert [state for state, _ in subagents(world)] == ["finished"] * 20
-        refused = [text for text in await results(world) if "no more are allowed" in text]
-        assert len(refused) == 10
-        assert len(await world.asked(0, wait=0)) == 22
-        await hand_on(world, "count the last barrel")
-        await chat.ask("hand it on", "tool said")
-        assert len(subagents(world)) == 21, "the next answer may have its own"
+async def test_an_answer_has_no_more_sub_agents_than_are_allowed(world: World) -> None:
+    await world.gateway.start()
+    await hand_on(world, *(f"count barrel {number}" for number in range(30)))
+    await world.converse("hand it on")
+    assert [state for state, _ in subagents(world)] == ["finished"] * 20
+    refused = [text for text in await results(world) if "no more are allowed" in text]
+    assert len(refused) == 10
+    assert len(await world.asked(0, wait=0)) == 22
+    await hand_on(world, "count the last barrel")
+    await world.converse("hand it on")
+    assert len(subagents(world)) == 21, "the next answer may have its own"

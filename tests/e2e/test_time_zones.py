@@ -2,13 +2,9 @@
 
 import re
 from datetime import datetime, timedelta
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
-import pytest
-
-from tests.e2e.chats import PLATFORMS, chat_on
-from tests.e2e.protocols import ModelProtocol
+from tests.e2e.chats import Chat
 from tests.e2e.world import World
 
 ZONE = "Pacific/Kiritimati"  # fourteen hours ahead, so that the day differs, too
@@ -26,23 +22,22 @@ def is_now(text: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_times_are_local(tmp_path: Path, protocol: ModelProtocol, platform: str) -> None:
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        await chat.start(HERMES_AGENT__TIME_ZONE=ZONE, HERMES_ACCESS__ADMINS=chat.person)
-        await chat.ask("hello there", "hello there")
-        for command in COMMANDS:
-            told = await chat.ask(command, r"\d\d:\d\d")
-            assert is_now(told), told
-        today = datetime.now(ZoneInfo(ZONE)).date()
-        await chat.ask(f"/search hello --since {today}", "hello there")
-        await chat.ask(f"/search hello --since {today + timedelta(days=1)}", "No message matches")
+async def test_times_are_local(chat: Chat) -> None:
+    await chat.start(HERMES_AGENT__TIME_ZONE=ZONE, HERMES_ACCESS__ADMINS=chat.person)
+    await chat.ask("hello there", "hello there")
+    for command in COMMANDS:
+        told = await chat.ask(command, r"\d\d:\d\d")
+        assert is_now(told), told
+    today = datetime.now(ZoneInfo(ZONE)).date()
+    await chat.ask(f"/search hello --since {today}", "hello there")
+    await chat.ask(f"/search hello --since {today + timedelta(days=1)}", "No message matches")
 
 
-@pytest.mark.parametrize(("zone", "shown"), [("Europe/Berlin", "CEST"), ("Asia/Tehran", "+0330"), ("UTC", "UTC")])
-async def test_the_zone_is_named(world: World, zone: str, shown: str) -> None:
-    await world.gateway.start(HERMES_AGENT__TIME_ZONE=zone)
+async def test_the_zone_is_named(world: World) -> None:
+    await world.gateway.start()
     await world.converse("hello there")
-    await world.say("/history")
-    replies = await world.replies(2)
-    assert re.search(rf"\d\d:\d\d ({re.escape(shown)}|CET)\n", replies[-1])
+    for zone, shown in (("Europe/Berlin", "CEST|CET"), ("Asia/Tehran", r"\+0330"), ("UTC", "UTC")):
+        world.configure(f"agent: {{time_zone: {zone}}}\n")
+        await world.reload()
+        await world.converse("/history")
+        assert re.search(rf"\d\d:\d\d ({shown})\n", (await world.visible())[-1])

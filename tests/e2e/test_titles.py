@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 
 import pytest
 
@@ -16,9 +15,7 @@ CALLS = "SELECT outcome FROM model_calls WHERE purpose = 'title' ORDER BY id"
 
 async def named(world: World, title: str) -> None:
     """Wait until the newest session has this title."""
-    async with asyncio.timeout(15):
-        while world.query("SELECT title FROM sessions ORDER BY id DESC LIMIT 1") != [(title,)]:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # a row of another process has no event to wait for
+    await world.until_rows("SELECT title FROM sessions ORDER BY id DESC LIMIT 1", (title,))
 
 
 async def test_a_conversation_is_named_once_and_keeps_its_name_through_a_compression(world: World) -> None:
@@ -43,16 +40,9 @@ async def test_a_conversation_is_named_once_and_keeps_its_name_through_a_compres
 @pytest.mark.parametrize("other", PROTOCOLS.values(), ids=str)
 async def test_a_model_of_its_own_writes_titles_over_any_protocol(world: World, other: ModelProtocol) -> None:
     await world.llm.post("config", {"api_key": "", "strict_keys": False})
-    small = {
-        "name": "lab-32k",
-        "protocol": other.name,
-        "base_url": world.llm.url + other.root,
-        "api_key": "key-for-titles",
-    }
-    await world.gateway.start(
-        HERMES_MODEL__ALIASES=json.dumps({"small": small}),
-        HERMES_AUXILIARY__TITLE="small",
-    )
+    address = {"protocol": other.name, "base_url": world.llm.url + other.root}
+    aliases = json.dumps({"small": {"name": "lab-32k", "api_key": "key-for-titles", **address}})
+    await world.gateway.start(HERMES_MODEL__ALIASES=aliases, HERMES_AUXILIARY__TITLE="small")
     await world.script(match=WANTED, text="Broken login")
     await world.converse("why does my login fail?")
     await named(world, "Broken login")
@@ -78,27 +68,15 @@ async def test_an_answer_does_not_wait_and_an_end_does_not_either(world: World) 
     assert "Traceback" not in world.gateway.log_text()
 
 
-async def test_an_answer_that_is_finished_while_the_gateway_stops_begins_no_title(world: World) -> None:
-    await world.gateway.start(**ON)
-    await world.script(match="one", delay=1.0, text="late")
-    await world.say("one")
-    await world.asked(1)
-    assert await world.gateway.stop() == 0
-    assert await world.replies(1) == ["late"]
-    assert world.query(CALLS) == []
-
-
 async def test_after_a_kill_the_next_answer_brings_the_title_and_an_idle_gateway_asks_nobody(world: World) -> None:
     await world.gateway.start(**ON)
     await world.script(match=WANTED, hang=True, times=1)
     await world.converse("about herons")
     await world.asked(2)
-    world.gateway.signal(signal.SIGKILL)
-    await world.gateway.wait()
+    await world.gateway.kill()
     await world.llm.delete("script")
     await world.script(match=WANTED, text="Herons")
     await world.gateway.start(**ON)
-    await asyncio.sleep(1.0)
     assert len(await world.asked(0, wait=0)) == 2, "an idle gateway asks nobody"
     await world.converse("and storks?")
     await named(world, "Herons")
@@ -116,17 +94,13 @@ async def test_a_cap_holds_for_titles_too(world: World) -> None:
 
 
 async def test_titles_can_be_switched_off_and_on_by_a_reload(world: World) -> None:
-    home = world.home
-    home.mkdir(mode=0o700, exist_ok=True)
-    config = home / "config.yaml"
-    config.write_text("auxiliary: {title: off}\n", encoding="utf-8")
+    world.configure("auxiliary: {title: off}\n")
     world.gateway.environ.pop("HERMES_AUXILIARY__TITLE")
     await world.gateway.start()
     await world.script(match=WANTED, text="Broken login")
     await world.converse("one")
-    config.write_text("auxiliary: {title: main}\n", encoding="utf-8")
-    world.gateway.signal(signal.SIGHUP)
-    await world.gateway.wait_for_log("config.reloaded")
+    world.configure("auxiliary: {title: main}\n")
+    await world.reload()
     assert len(await world.asked(0, wait=0)) == 1
     await world.converse("two")
     await named(world, "Broken login")

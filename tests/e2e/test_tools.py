@@ -1,21 +1,12 @@
 """Rounds of tool calls end to end: results larger than the window, many calls at once, calls that go wrong."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
-from tests.e2e.protocols import ModelProtocol
 from tests.e2e.with_tools import run_with_tools
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
 
+PROGRAM = run_with_tools
 ALLOWED = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
-
-
-@pytest.fixture
-async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    async with world_in(tmp_path, protocol, program=run_with_tools) as made:
-        yield made
 
 
 @pytest.mark.each_protocol

@@ -1,7 +1,6 @@
 """What was said in a chat as a file for training: asked of the running gateway, shortened by its model, shown."""
 
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,13 +8,9 @@ import pytest
 
 from tests.e2e.protocols import ANTHROPIC, ModelProtocol
 from tests.e2e.with_tools import run_with_tools
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
 
-
-@pytest.fixture
-async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    async with world_in(tmp_path, protocol, program=run_with_tools) as made:
-        yield made
+PROGRAM = run_with_tools
 
 
 @pytest.mark.each_protocol

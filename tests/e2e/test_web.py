@@ -4,15 +4,12 @@ import asyncio
 import base64
 import json
 import re
-import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from tests.e2e.chats import PLATFORMS, chat_on
-from tests.e2e.protocols import ModelProtocol, prompt_of
+from tests.e2e.protocols import prompt_of
 from tests.e2e.world import World
 from tests.fakes.labkit import Server
 
@@ -66,7 +63,7 @@ async def site() -> AsyncIterator[Site]:
 async def result_of(world: World, tool: str, **arguments: object) -> str:
     """What the model is shown of one call that it makes."""
     count = len(await world.asked(0, wait=0))
-    await world.script(match="do it", last_role="user", tool_calls=[{"name": tool, "arguments": arguments}])
+    await world.script_call("do it", tool, **arguments)
     await world.converse("do it")
     return str(prompt_of((await world.asked(count + 2))[-1])[-1])
 
@@ -81,25 +78,21 @@ async def test_a_page_reaches_the_model_as_marked_text_without_what_stands_aroun
     assert "cookies" not in result
     assert await world.violations() == []
 
-
-async def test_a_long_page_is_stored_and_read_on_without_being_fetched_again(world: World, site: Site) -> None:
-    await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1")
+    site.asked.clear()
     beginning = await result_of(world, "web_fetch", url=f"{site.url}/long")
     found = re.search(r"persisted-output id=\W*(m\d+)", beginning)
     assert found is not None, beginning[:300]
     part = await result_of(world, "history_open", id=found[1], offset=90_000, limit=2_000)
     assert SENTENCE in part
-    assert site.asked == ["/long"]
+    assert site.asked == ["/long"], "a long page is stored, and not fetched again"
 
 
 async def test_private_addresses_are_not_asked_whoever_leads_there(world: World, site: Site) -> None:
     await world.gateway.start()
     assert "private" in await result_of(world, "web_fetch", url=f"{site.url}/secret")
     assert site.asked == []
-    config = world.home / "config.yaml"
-    config.write_text("web:\n  private_hosts: [127.0.0.1]\n")
-    world.gateway.signal(signal.SIGHUP)
-    await world.gateway.wait_for_log("config.reloaded")
+    world.configure("web:\n  private_hosts: [127.0.0.1]\n")
+    await world.reload()
     result = await result_of(world, "web_fetch", url=f"{site.url}/inside")
     assert "private" in result
     assert "cellar" not in result
@@ -107,27 +100,18 @@ async def test_private_addresses_are_not_asked_whoever_leads_there(world: World,
 
 
 async def test_no_secret_of_the_configuration_leaves_in_an_address(world: World, site: Site) -> None:
-    key = "sk-of-the-harbour-1234567890"
-    await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1", HERMES_TRANSCRIPTION__API_KEY=key)
-    assert "secret" in await result_of(world, "web_fetch", url=f"{site.url}/boats?key={key}")
-    assert site.asked == []
-
-
-@pytest.mark.each_protocol
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_no_token_of_a_configured_header_leaves_in_an_encoding(
-    tmp_path: Path, protocol: ModelProtocol, platform: str, site: Site
-) -> None:
-    token = "hbr7Qm2xLd9vTz4K"
+    key, token = "sk-of-the-harbour-1234567890", "hbr7Qm2xLd9vTz4K"
     servers = {"ghost": {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": f"Bearer {token}"}}}
     encoded = base64.b64encode(f"ab{token}".encode()).decode()
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        await chat.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1", HERMES_MCP__SERVERS=json.dumps(servers))
-        paths = (f"/{token}", f"/{token[:7]}/{token[7:]}", f"/?q={encoded}", f"/{token.swapcase()}")
-        for number, path in enumerate(paths):
-            call = [{"name": "web_fetch", "arguments": {"url": site.url + path}}]
-            await chat.world.script(match=f"fetch {number};", last_role="user", tool_calls=call, times=1)
-            await chat.ask(f"fetch {number};", "a secret from the gateway")
+    await world.gateway.start(
+        HERMES_WEB__PRIVATE_HOSTS="127.0.0.1",
+        HERMES_TRANSCRIPTION__API_KEY=key,
+        HERMES_MCP__SERVERS=json.dumps(servers),
+    )
+    paths = (f"boats?key={key}", token, f"{token[:7]}/{token[7:]}", f"?q={encoded}", token.swapcase())
+    for path in paths:
+        result = await result_of(world, "web_fetch", url=f"{site.url}/{path}")
+        assert "a secret from the gateway" in result, path
     assert site.asked == []
 
 
@@ -138,37 +122,25 @@ async def test_a_search_is_offered_once_it_is_configured(world: World, site: Sit
     assert "web_fetch" in str(first["body"].get("tools"))
     assert "web_search" not in str(first["body"].get("tools"))
     await world.gateway.stop()
-    await world.gateway.start(HERMES_WEB__SEARCH="searxng", HERMES_WEB__SEARCH_URL=site.url)
+    await world.gateway.start(HERMES_WEB__ENABLED="false")
+    await world.converse("/new", "hello again")
+    assert "web_" not in str((await world.asked(2))[-1]["body"].get("tools"))
+    await world.gateway.stop()
+    await world.gateway.start(HERMES_WEB__ENABLED="true", HERMES_WEB__SEARCH="searxng", HERMES_WEB__SEARCH_URL=site.url)
     await world.converse("/new")
     result = await result_of(world, "web_search", query="boats")
     assert "https://example.org/boats" in result
     assert "Barrels and ropes." in result
 
 
-async def test_switched_off_there_are_none(world: World) -> None:
-    await world.gateway.start(HERMES_WEB__ENABLED="false")
-    await world.converse("hello")
-    [first] = await world.asked(1)
-    assert "web_" not in str(first["body"].get("tools"))
-
-
 @pytest.mark.each_protocol
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_pages_that_hang_in_one_chat_hold_up_no_other(
-    tmp_path: Path, protocol: ModelProtocol, platform: str, site: Site
-) -> None:
-    """The pages hang in a second web chat, because every platform shares the slots."""
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        world = chat.world
-        local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
-        await chat.start(**local, HERMES_WEB__PRIVATE_HOSTS="127.0.0.1")
-        hanging = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/hangs"}}] * 20
-        await world.script(match="read them all", last_role="user", tool_calls=hanging, times=1)
-        page = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/boats"}}]
-        await world.script(match="read one", last_role="user", tool_calls=page, times=1)
-        await chat.page.write("read them all", chat="other")
-        async with asyncio.timeout(15), site.changed:
-            await site.changed.wait_for(lambda: len(site.asked) == 8)
-        async with asyncio.timeout(8):
-            await chat.ask("read one", "Boats of the year")
+async def test_pages_that_hang_in_one_chat_hold_up_no_other(world: World, site: Site) -> None:
+    await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1")
+    hanging = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/hangs"}}] * 20
+    await world.script_calls("read them all", *hanging)
+    await world.say("read them all", chat_id=43)
+    async with asyncio.timeout(15), site.changed:
+        await site.changed.wait_for(lambda: len(site.asked) == 8)
+    async with asyncio.timeout(8):
+        assert "Boats of the year" in await result_of(world, "web_fetch", url=f"{site.url}/boats")
     assert site.asked == ["/hangs"] * 8 + ["/boats"]

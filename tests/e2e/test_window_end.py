@@ -1,14 +1,10 @@
 """Conversations near the end of their window: compressions that hardly help, and compressions that are taken back."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.e2e.chats import PLATFORMS, chat_on
+from tests.e2e.chats import Chat, on_discord_and_web
 from tests.e2e.protocols import ModelProtocol, conversation_of
 from tests.e2e.test_compression import REPORTED, SMALL, summaries, turns
-from tests.e2e.test_discord import ready, sent
-from tests.e2e.test_discord import say as say_on_discord
 from tests.e2e.world import World
 
 LONG = "The harbour master counted every boat twice and wrote it down with great care. " * 38
@@ -39,17 +35,14 @@ async def report(world: World, count: int, words: str = LONG) -> None:
         assert len(await world.replies(before + 1, match="^Noted")) == before + 1
 
 
-@pytest.mark.parametrize("platform", ["discord", "web"])
-async def test_compressions_that_hardly_help_stop_on_other_platforms(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        await chat.start(**SMALL)
-        await count_as(chat.world, 21_000)
-        for number in range(16):
-            await chat.ask(f"Report {number}. {LONG[:1_800]}", "^Noted")
-        assert len(await summaries(chat.world)) <= 2
-        assert BLOCKED in await chat.seen()
+@on_discord_and_web
+async def test_compressions_that_hardly_help_stop_on_other_platforms(chat: Chat) -> None:
+    await chat.start(**SMALL)
+    await count_as(chat.world, 21_000)
+    for number in range(16):
+        await chat.ask(f"Report {number}. {LONG[:1_700]}", "^Noted")
+    assert len(await summaries(chat.world)) <= 2
+    assert BLOCKED in await chat.seen()
 
 
 @pytest.mark.each_protocol
@@ -70,7 +63,7 @@ async def test_large_messages_right_below_the_threshold_bring_no_compression_eac
     """The server counts 15,800 tokens behind each compression, of a threshold of 16,384: below it, and of no use."""
     await world.gateway.start(**SMALL)
     await count_as(world, 15_800)
-    await report(world, 10, LONG + LONG[:900])
+    await report(world, 10, LONG + LONG[:800])
     assert len(await summaries(world)) <= 2
     assert len([text for text in await world.replies(0, wait=0) if BLOCKED in text]) <= 1
 
@@ -108,32 +101,28 @@ NEVER = {**SMALL, "HERMES_COMPRESSION__ENABLED": "false"}
 
 
 @pytest.mark.each_protocol
-@pytest.mark.parametrize("platform", PLATFORMS)
-async def test_an_undo_that_was_offered_near_the_end_of_the_window_is_kept(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
-) -> None:
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        world = chat.world
-        persona = {"HERMES_AGENT__PERSONA": "You know the harbour well. " * 1_200}
-        await chat.start(**NEVER, **persona, HERMES_SESSIONS__MERGE_SECONDS="0")
-        await world.script(has_tools=True, times=-1, text="Noted.")
-        while not (rows := world.query(REPORTED)) or (rows[0][0] or 0) < INPUT_WINDOW * 0.925:
-            is_near = bool(rows) and (rows[0][0] or 0) > INPUT_WINDOW * 0.89
-            await chat.ask(LONG[:800] if is_near else LONG[:1_900], "^Noted")
-        assert "reverses this" in await chat.ask("/compress", "^Compressed: ")
-        undone = await chat.ask("/compress undo", "Compression undone|The restored prompt would use")
-        assert undone.startswith("Compression undone")
-        assert "while prompts still fit" in undone
-        assert await world.gateway.stop() == 0
-        asked = len(await summaries(world))
-        await chat.start(HERMES_COMPRESSION__ENABLED="true")
-        await chat.ask("and now?", "^Noted")
-        assert len(await summaries(world)) == asked, "the prompt fits"
-        assert "CONTEXT COMPACTION" not in conversation_of((await turns(world))[-1])
-        for _ in range(5):
-            await chat.ask(LONG[:1_900], "^Noted")
-        assert len(await summaries(world)) == asked + 1, "the prompt does not fit any more"
-        assert await world.violations() == []
+async def test_an_undo_that_was_offered_near_the_end_of_the_window_is_kept(chat: Chat) -> None:
+    world = chat.world
+    persona = {"HERMES_AGENT__PERSONA": "You know the harbour well. " * 1_200}
+    await chat.start(**NEVER, **persona, HERMES_SESSIONS__MERGE_SECONDS="0")
+    await world.script(has_tools=True, times=-1, text="Noted.")
+    while not (rows := world.query(REPORTED)) or (rows[0][0] or 0) < INPUT_WINDOW * 0.925:
+        is_near = bool(rows) and (rows[0][0] or 0) > INPUT_WINDOW * 0.89
+        await chat.ask(LONG[:800] if is_near else LONG[:1_700], "^Noted")
+    assert "reverses this" in await chat.ask("/compress", "^Compressed: ")
+    undone = await chat.ask("/compress undo", "Compression undone|The restored prompt would use")
+    assert undone.startswith("Compression undone")
+    assert "while prompts still fit" in undone
+    assert await world.gateway.stop() == 0
+    asked = len(await summaries(world))
+    await chat.start(HERMES_COMPRESSION__ENABLED="true")
+    await chat.ask("and now?", "^Noted")
+    assert len(await summaries(world)) == asked, "the prompt fits"
+    assert "CONTEXT COMPACTION" not in conversation_of((await turns(world))[-1])
+    for _ in range(5):
+        await chat.ask(LONG[:1_700], "^Noted")
+    assert len(await summaries(world)) == asked + 1, "the prompt does not fit any more"
+    assert await world.violations() == []
 
 
 async def test_an_undo_that_would_not_fit_is_not_offered(world: World) -> None:
@@ -142,24 +131,3 @@ async def test_an_undo_that_would_not_fit_is_not_offered(world: World) -> None:
     await world.say("/compress")
     [told] = await world.replies(1, match="^Compressed: ")
     assert "undo" not in told
-
-
-async def test_an_undo_on_discord_holds_automatic_compression_while_the_prompt_fits(discord_world: World) -> None:
-    world = discord_world
-    await ready(world, **SMALL)
-    number = 0
-    while not (rows := world.query(REPORTED)) or (rows[0][0] or 0) < 15_300:
-        number += 1
-        await say_on_discord(world, f"Message {number}: {LONG[:1_800]}")
-        await sent(world, number)
-    await say_on_discord(world, "/compress")
-    await sent(world, number + 2)
-    await say_on_discord(world, "/compress undo")
-    assert any(text.startswith("Compression undone") for text in await sent(world, number + 3))
-    asked = len(await summaries(world))
-    for more in range(6):
-        await say_on_discord(world, f"More {more}: {LONG[:1_800]}")
-        await sent(world, number + 4 + more)
-    [(reported,)] = world.query(REPORTED)
-    assert reported > 17_000, "more than the threshold"
-    assert len(await summaries(world)) == asked

@@ -30,6 +30,8 @@ from tests.processes import ForkedProcess, run_command, run_gateway
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "123456:LABTOKEN"
+GROUP = -100200
+"""Chat id of a group on Telegram."""
 START_SECONDS = 30.0
 STOP_SECONDS = 40.0
 COMMAND_SECONDS = 30.0
@@ -205,6 +207,14 @@ class World:
         body = {"chat_id": chat_id, "user_id": chat_id if chat_id > 0 else 42, "text": text, **more}
         return await self.tg.post("message", body)
 
+    async def say_in_group(self, text: str, *, user_id: int = 42, **more: object) -> Any:
+        """Send a message from a person to a group on Telegram."""
+        return await self.say(text, chat_id=GROUP, chat_type="supergroup", user_id=user_id, **more)
+
+    async def press(self, label: str, *, chat_id: int = 42) -> None:
+        """Press a button of the newest message that has it, on Telegram."""
+        await self.tg.post("callback", {"chat_id": chat_id, "user_id": chat_id, "button": label})
+
     async def replies(
         self, count: int, *, chat_id: int = 42, wait: float = 15, since: int = 0, match: str = ""
     ) -> list[str]:
@@ -234,6 +244,14 @@ class World:
         """Add a rule to the fake model's script."""
         await self.llm.post("script", [rule])
 
+    async def script_call(self, match: str, tool: str, /, **arguments: object) -> None:
+        """Let the fake model call a tool once, in its first answer to a message that matches."""
+        await self.script_calls(match, {"name": tool, "arguments": arguments})
+
+    async def script_calls(self, match: str, *calls: Mapping[str, object]) -> None:
+        """Let the fake model call several tools in parallel, as `script_call` does with one."""
+        await self.script(match=match, last_role="user", tool_calls=calls, times=1)
+
     async def hold(self, **rule: object) -> None:
         """Add a rule to the script. Its answer does not begin before `release`."""
         await self.script(pause_after=0, **rule)
@@ -244,9 +262,29 @@ class World:
 
     async def stored(self, count: int) -> None:
         """Wait until the gateway has stored this number of messages in total."""
-        async with asyncio.timeout(15):
-            while self.query("SELECT count(*) FROM inbox WHERE kind = 'message'")[0][0] < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)  # the database belongs to another process, so there is no event to wait for
+        await self.until(lambda: self.query("SELECT count(*) FROM inbox WHERE kind = 'message'")[0][0] >= count)
+
+    async def until_rows(self, sql: str, *rows: tuple[object, ...]) -> None:
+        """Wait until a query returns exactly these rows."""
+        await self.until(lambda: self.query(sql) == [*rows])
+
+    @staticmethod
+    async def until(claim: Callable[[], object]) -> None:
+        """Wait until something about another process's files is true."""
+        async with asyncio.timeout(20):
+            while not claim():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # another process has no event to wait for
+
+    async def reload(self) -> None:
+        """Have the gateway load its configuration again."""
+        since = len(self.gateway.log_bytes())
+        self.gateway.signal(signal.SIGHUP)
+        await self.gateway.wait_for_log("config.reloaded", since=since)
+
+    def configure(self, yaml: str) -> None:
+        """Write `config.yaml`."""
+        self.home.mkdir(mode=0o700, exist_ok=True)
+        (self.home / "config.yaml").write_text(yaml, encoding="utf-8")
 
     async def asked(self, count: int, *, wait: float = 15, since: int = 0, **filters: object) -> list[dict[str, Any]]:
         """Wait for `count` requests to the model, and return them with their bodies.
@@ -280,6 +318,10 @@ class World:
         output = self._folder / f"command-{next(self._commands)}.txt"
         process = ForkedProcess(partial(run_command, *words), (node or self.gateway).environ, output)
         return await asyncio.wait_for(process.wait(), COMMAND_SECONDS), text_of(output)
+
+    def web_chat(self) -> dict[str, str]:
+        """Return the settings that enable the web chat on a free port."""
+        return {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(self.free_port())}
 
     @staticmethod
     def free_port() -> int:
