@@ -105,6 +105,14 @@ class Chat:
             case _:
                 await self._until_on_page(match, set())
 
+    async def texts(self) -> list[str]:
+        """Return the texts that the bot has sent on Telegram or Discord, and to which it has edited messages."""
+        if self.platform == "telegram":
+            rows = await self.world.tg.get("sent", method="sendMessage|editMessageText")
+        else:
+            rows = await self.world.dc.get("sent", action="send|edit")
+        return [row["text"] for row in rows]
+
     async def seen(self) -> str:
         """Return everything that was ever shown in the chat: messages, edits and previews."""
         if self.platform == "web":

@@ -5,21 +5,16 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hermes_state.store.sql import Connection
 from hermes_state.transcripts import load_messages, load_view
 from hermes_state.values import LineageId, Origin, parse_recall_id
+from tests.e2e.chats import Chat
 from tests.e2e.world import World
 from tests.fakes.fake_llm import LLM_KEY
 
 RESULT = "SELECT text FROM messages WHERE tool_name = ? ORDER BY id DESC LIMIT 1"
-
-
-class Chat(Protocol):
-    async def say(self, text: str) -> None: ...
-
-    async def wait_for(self, answer: str) -> None: ...
 
 
 def tree_of(world: World) -> Path:
@@ -63,8 +58,7 @@ async def call(world: World, chat: Chat, name: str, **arguments: Any) -> Any:
     turn = {"match": f"CALL-{number} ", "has_tools": True, "times": -1}
     llm.add_scripts([{**turn, "last_role": "user", "tool_calls": [{"name": name, "arguments": arguments}]}])
     llm.add_scripts([{**turn, "text": f"DONE-{number}."}])
-    await chat.say(f"CALL-{number} now")
-    await chat.wait_for(f"DONE-{number}.")
+    await chat.ask(f"CALL-{number} now", f"DONE-{number}.")
     return json.loads(world.query(RESULT, name)[0][0])
 
 

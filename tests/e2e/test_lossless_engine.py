@@ -35,7 +35,7 @@ async def world(tmp_path: Path, protocol: ModelProtocol, lossless: Path) -> Asyn
 async def call(world: World, name: str, **arguments: Any) -> list[str]:
     """Lines of what a tool tells a model that was asked to call it."""
     word = f"CALL-{world.query('SELECT count(*) FROM turns')[0][0]}"
-    await world.script(match=f"{word} ", last_role="user", tool_calls=[{"name": name, "arguments": arguments}])
+    await world.script_call(f"{word} ", name, **arguments)
     await world.converse(f"{word} now")
     told = json.loads(world.query(RESULT, name)[0][0])
     return list(told["lines"])
@@ -127,16 +127,15 @@ async def test_what_the_built_in_engine_has_compressed_joins_the_tree(world: Wor
     assert await world.violations() == []
 
 
-async def test_without_a_model_the_tree_grows_all_the_same(world: World) -> None:
+async def test_without_a_model_the_tree_grows_and_its_results_fall_under_budgets(world: World) -> None:
     await tell(world, "The berth of the Heron is PIER-17.", *(f"Day {number}." for number in range(8)))
     await world.script(summary=True, error={"kind": "500"}, times=-1)
     await command(world, "/compress", "^Compressed")
     [place] = places(await call(world, "lcm_grep", pattern="pier-17"), "PIER-17")
     assert "PIER-17" in (await call(world, "lcm_expand", node=place.removeprefix("in ")))[0]
     assert world.query("SELECT count(*) FROM model_calls WHERE purpose = 'summary' AND outcome <> 'ok'")[0][0] > 0
-
-
-async def test_its_results_fall_under_budgets_like_others(world: World) -> None:
+    await world.llm.delete("script")
+    await world.converse("/new")
     await tell(world, *(f"Day {number}. {FILLER}" for number in range(12)))
     await command(world, "/compress", "^Compressed")
     await call(world, "lcm_expand", node="n1")

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -17,15 +17,15 @@ from hermes_state.sessions import get_compression_tip
 from hermes_state.store.sql import Connection
 from hermes_state.transcripts import load_messages
 from hermes_state.values import LineageId, MessageRole, Origin, SessionId
+from tests.e2e.chats import Chat, chat_on
 from tests.e2e.lossless import check_tree, find_the_first
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.with_engine import FOLDER, run_with_engine
 from tests.e2e.with_tools import run_with_tools
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
 from tests.fakes.fake_llm import LLM_KEY
 
 LEAST_COMPRESSIONS = 10
-ALICE = 100000000000000001
 UNHURRIED = {"HERMES_SESSIONS__MESSAGES_PER_MINUTE": "0"}
 """A month is said in a minute or two."""
 TALK = (
@@ -63,62 +63,6 @@ MONTHS = (
 SAMPLE = Month("lab-8k", 8_192, 60, said=900, lines=12, every=3)
 
 
-class Chat(Protocol):
-    """A platform as a person uses it."""
-
-    async def start(self, **changes: str) -> None: ...
-
-    async def say(self, text: str) -> None: ...
-
-    async def wait_for(self, answer: str) -> None:
-        """Until the whole of `answer` is there."""
-
-    async def everything(self) -> list[str]:
-        """What the bot has sent, in order."""
-
-
-class Telegram:
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._since = 0
-
-    async def start(self, **changes: str) -> None:
-        await self._world.gateway.start(**UNHURRIED, **changes)
-
-    async def say(self, text: str) -> None:
-        await self._world.say(text)
-
-    async def wait_for(self, answer: str) -> None:
-        rows = await self._world.tg.get("sent", method="sendMessage", match=answer, since=self._since, wait=30, count=1)
-        assert rows, f"no answer {answer!r}:\n{self._world.gateway.log_text()[-4_000:]}"
-        self._since = rows[-1]["seq"]
-
-    async def everything(self) -> list[str]:
-        return [row["text"] for row in await self._world.tg.get("sent", method="sendMessage")]
-
-
-class Discord:
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._since = 0
-
-    async def start(self, **changes: str) -> None:
-        await self._world.dc.post("config", {"rate_limits": False})
-        await self._world.gateway.start(**UNHURRIED, **changes)
-        await self._world.gateway.wait_for_log("discord running")
-
-    async def say(self, text: str) -> None:
-        await self._world.dc.post("message", {"user_id": ALICE, "dm_user_id": ALICE, "content": text})
-
-    async def wait_for(self, answer: str) -> None:
-        rows = await self._world.dc.get("sent", action="send|edit", match=answer, since=self._since, wait=30, count=1)
-        assert rows, f"no answer {answer!r}:\n{self._world.gateway.log_text()[-4_000:]}"
-        self._since = rows[-1]["seq"]
-
-    async def everything(self) -> list[str]:
-        return [row["text"] for row in await self._world.dc.get("sent", action="send|edit")]
-
-
 def message_of(month: Month, number: int) -> str:
     talk = TALK[number % len(TALK)]
     return f"TURN-{number:04d} {talk * (month.said // len(talk) + 1)}"[: month.said].strip()
@@ -153,8 +97,7 @@ async def live(world: World, chat: Chat, month: Month) -> None:
         if calls:
             llm.add_scripts([{**turn, "last_role": "user", "tool_calls": calls}])
         llm.add_scripts([{**turn, "text": answer_of(number)}])
-        await chat.say(message_of(month, number))
-        await chat.wait_for(f"END-{number:04d}")
+        await chat.ask(message_of(month, number), f"END-{number:04d}")
 
 
 def check_lineage(db: Connection) -> LineageId:
@@ -202,21 +145,18 @@ def check_rows(db: Connection, lineage_id: LineageId, month: Month) -> None:
             assert " user in " in (row.text or ""), row.text
 
 
-async def spend_on(
-    platform: str, month: Month, folder: Path, protocol: ModelProtocol, plugins: Path | None = None
-) -> None:
-    """`plugins`: folder of installed packages, where the month is that of an engine of theirs."""
-    chat_type: type[Telegram | Discord] = Telegram if platform == "telegram" else Discord
-    is_telegram = chat_type is Telegram
-    program = run_with_tools if plugins is None else run_with_engine
-    async with world_in(folder, protocol, telegram=is_telegram, discord=not is_telegram, program=program) as world:
-        world.gateway.environ[FOLDER] = str(plugins)
-        await spend(world, chat_type(world), month)
+async def spend_on(platform: str, month: Month, folder: Path, protocol: ModelProtocol, plugins: Path) -> None:
+    """`plugins`: folder of the installed engine."""
+    program = run_with_tools if month.engine == "compressor" else run_with_engine
+    async with chat_on(platform, folder, protocol, program=program) as chat:
+        chat.world.gateway.environ[FOLDER] = str(plugins)
+        await spend(chat.world, chat, month)
 
 
 async def spend(world: World, chat: Chat, month: Month) -> None:
     """A month, and everything that has to be true behind it."""
     await chat.start(
+        **UNHURRIED,
         HERMES_MODEL__NAME=world.protocol.prefix + month.model,
         HERMES_MODEL__CONTEXT_LENGTH=str(month.context_length),
         HERMES_SESSIONS__MERGE_SECONDS="0",
@@ -246,28 +186,19 @@ async def spend(world: World, chat: Chat, month: Month) -> None:
 
 async def check_history(chat: Chat, month: Month) -> None:
     """What the newest messages were, in the chat; long since compressed ones among them."""
-    before = len(await chat.everything())
-    await chat.say("/history 50")
-    await chat.wait_for(f"ANSWER-{month.turns:04d}")
-    shown = "".join((await chat.everything())[before:])
+    before = len(await chat.texts())
+    await chat.ask("/history 50", f"ANSWER-{month.turns:04d}")
+    shown = "".join((await chat.texts())[before:])
     for number in range(month.turns - 24, month.turns + 1):
         assert f"TURN-{number:04d} " in shown
         assert f"ANSWER-{number:04d}: " in shown
 
 
-async def test_a_busy_week_on_a_small_model(tmp_path: Path, protocol: ModelProtocol) -> None:
-    await spend_on("telegram", SAMPLE, tmp_path, protocol)
-
-
-async def test_a_busy_week_on_discord(tmp_path: Path, protocol: ModelProtocol) -> None:
-    await spend_on("discord", SAMPLE, tmp_path, protocol)
-
-
-@pytest.mark.parametrize("platform", ["telegram", "discord"])
-async def test_a_busy_week_with_the_example_engine(
-    tmp_path: Path, protocol: ModelProtocol, platform: str, lossless: Path
+@pytest.mark.parametrize(("platform", "engine"), [("telegram", "compressor"), ("discord", "lossless")])
+async def test_a_busy_week_on_a_small_model(
+    tmp_path: Path, protocol: ModelProtocol, platform: str, engine: str, lossless: Path
 ) -> None:
-    await spend_on(platform, replace(SAMPLE, engine="lossless"), tmp_path, protocol, lossless)
+    await spend_on(platform, replace(SAMPLE, engine=engine), tmp_path, protocol, lossless)
 
 
 @pytest.mark.months
@@ -278,5 +209,4 @@ async def test_a_busy_week_with_the_example_engine(
 async def test_a_month(
     tmp_path: Path, protocol: ModelProtocol, platform: str, month: Month, engine: str, lossless: Path
 ) -> None:
-    plugins = lossless if engine == "lossless" else None
-    await spend_on(platform, replace(month, engine=engine), tmp_path, protocol, plugins)
+    await spend_on(platform, replace(month, engine=engine), tmp_path, protocol, lossless)

@@ -1,6 +1,7 @@
 """A headless Chromium for async tests. Every call waits in a thread, so that the fake services keep running."""
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import pytest
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
@@ -18,6 +20,12 @@ T = TypeVar("T")
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 
+needs_browser = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
+]
+"""Marks of a module whose tests need the browser."""
+
 WAIT_SECONDS = 15.0
 """Maximum wait in seconds for something that takes a fraction of a second on an idle machine."""
 
@@ -25,6 +33,11 @@ _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
 )
+
+
+def screenshots(folder: Path) -> Path:
+    """Return the folder for screenshots that the environment names, or `folder`."""
+    return Path(os.environ.get("HERMES_TEST_SCREENSHOTS") or folder)
 
 
 class Chromium:

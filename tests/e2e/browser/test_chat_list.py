@@ -1,42 +1,20 @@
 """The list of chats in a real browser: its order, its menu, and its archive."""
 
-import asyncio
 import contextlib
-import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 from selenium.webdriver.common.keys import Keys
 
 from hermes_state.engines.sqlite.connections import register_functions
-from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
-from tests.e2e.browser.test_local_chat import free_port
-from tests.e2e.protocols import ModelProtocol
-from tests.e2e.world import World, world_in
+from tests.e2e.browser.chromium import Chromium, needs_browser, screenshots
+from tests.e2e.world import World
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
-]
+pytestmark = needs_browser
 
 HOSTILE = """"><script>document.title="hacked"</script><img src=x onerror='document.title="hacked"'>"""
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
-
-
-@pytest.fixture
-async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    async with world_in(tmp_path, protocol, telegram=False) as made:
-        await made.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()))
-        yield made
-
-
-@pytest.fixture
-async def browser(tmp_path: Path) -> AsyncIterator[Chromium]:
-    async with Chromium(tmp_path / "profile") as opened:
-        yield opened
 
 
 def make_chats(world: World, count: int, titles: dict[int, str]) -> None:
@@ -66,7 +44,7 @@ async def enter(world: World, browser: Chromium) -> None:
 
 async def look_at(browser: Chromium, tmp_path: Path, name: str) -> None:
     """Take screenshots in both sizes and themes."""
-    folder = Path(os.environ.get("HERMES_TEST_SCREENSHOTS") or tmp_path)
+    folder = screenshots(tmp_path)
     for width, scheme in LOOKS:
         await browser.look(width, 860, scheme=scheme)
         if width < 600:
@@ -198,10 +176,7 @@ async def test_a_chat_is_deleted_after_one_question(world: World, browser: Chrom
     await browser.click("#chat-menu .danger")
     await browser.wait_for("#heading", lambda found: found == ["New chat"])
     assert "main" not in await browser.texts("#chat-list .chat-name")
-    for _ in range(100):
-        if world.query("SELECT 1 FROM chats WHERE removed_at IS NOT NULL"):
-            break
-        await asyncio.sleep(0.1)
+    await world.until(lambda: world.query("SELECT 1 FROM chats WHERE removed_at IS NOT NULL"))
     content = b"".join(path.read_bytes() for path in world.home.glob("state.db*"))
     assert b"e1c2d4" not in content
     root = await browser.run("return location.origin")

@@ -1,48 +1,24 @@
 """The life of a conversation on the pages: dividers, the context meter and the lineage, with the real daemon."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.databases import open_store
-from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
-from tests.e2e.browser.test_local_chat import enter, free_port, screenshots
+from tests.e2e.browser.chromium import Chromium, needs_browser, screenshots
+from tests.e2e.browser.test_local_chat import enter
 from tests.e2e.protocols import ModelProtocol
+from tests.e2e.test_compression import FILLER, SMALL
 from tests.e2e.world import World, world_in
 from tests.gateway.console.test_lineage import long_life
 from tests.summaries import summary_saying
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
-]
+pytestmark = needs_browser
 
-FILLER = "We looked at the harbour, the old bridge and the market, and wrote down what each of them costs. " * 12
+SETTINGS = SMALL
 HOSTILE = """<img src=x onerror="document.title='run'"> "><script>document.title='run'</script> javascript:alert(1)"""
 SIZES = [(390, 844, "light"), (390, 844, "dark"), (1280, 860, "light"), (1280, 860, "dark")]
-
-
-@pytest.fixture
-async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    async with world_in(tmp_path, protocol, telegram=False) as made:
-        await made.gateway.start(
-            HERMES_LOCAL__ENABLED="true",
-            HERMES_LOCAL__PORT=str(free_port()),
-            HERMES_MODEL__NAME="lab-32k",
-            HERMES_MODEL__CONTEXT_LENGTH="32768",
-            HERMES_MODEL__MAX_OUTPUT_TOKENS="8192",
-            HERMES_COMPRESSION__MODE="blocking",
-        )
-        yield made
-
-
-@pytest.fixture
-async def browser(tmp_path: Path) -> AsyncIterator[Chromium]:
-    async with Chromium(tmp_path / "profile") as opened:
-        yield opened
 
 
 async def talk(browser: Chromium, *texts: str) -> None:
@@ -127,7 +103,7 @@ async def test_a_lineage_of_a_thousand_sessions_opens_at_its_newest_session(
         store = await open_store(world.home / "state.db")
         await store.write(long_life, 1_000)
         await store.close()
-        await world.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()))
+        await world.gateway.start(**world.web_chat())
         await enter(world, browser)
         await browser.run("location.href = '/console/lineage?chat=main'")
         await browser.wait_for(".lineage h2", lambda found: found != [] and "1,000 sessions" in found[0])

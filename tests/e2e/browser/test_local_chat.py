@@ -3,11 +3,9 @@
 import asyncio
 import contextlib
 import json
-import os
 import re
-import socket
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -17,16 +15,14 @@ import pytest
 from aiohttp import web
 from selenium.webdriver.common.keys import Keys
 
-from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
-from tests.e2e.protocols import ModelProtocol
+from tests.e2e.browser.chromium import Chromium, needs_browser, screenshots
 from tests.e2e.with_tools import NOTEBOOK, run_with_tools
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
 from tests.fakes.labkit import Server
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
-]
+pytestmark = needs_browser
+PROGRAM = run_with_tools
+SETTINGS = {"HERMES_STORE__BUSY_SECONDS": "1"}
 
 ANSWER = """Here is the plan.
 
@@ -49,28 +45,6 @@ async def test_a_reload_shows_the_same(page: Page) -> None:
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-@pytest.fixture
-async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    """The daemon with nothing but the web chat and a model."""
-    async with world_in(tmp_path, protocol, telegram=False) as made:
-        await made.gateway.start(
-            HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()), HERMES_STORE__BUSY_SECONDS="1"
-        )
-        yield made
-
-
-@pytest.fixture
-async def browser(tmp_path: Path) -> AsyncIterator[Chromium]:
-    async with Chromium(tmp_path / "profile") as opened:
-        yield opened
-
-
 def echoed(*texts: str) -> Callable[[list[str]], bool]:
     """Whether there is one answer for each of `texts`, which the fake model says back behind a time stamp."""
 
@@ -80,10 +54,6 @@ def echoed(*texts: str) -> Callable[[list[str]], bool]:
         )
 
     return claim
-
-
-def screenshots(folder: Path) -> Path:
-    return Path(os.environ.get("HERMES_TEST_SCREENSHOTS") or folder)
 
 
 async def enter(world: World, browser: Chromium) -> None:
@@ -165,33 +135,28 @@ PICTURE = (
 )
 
 
-async def test_a_file_of_the_agent_is_shown_and_saved(tmp_path: Path, protocol: ModelProtocol) -> None:
-    async with (
-        world_in(tmp_path, protocol, telegram=False) as world,
-        Chromium(tmp_path / "profile") as browser,
-    ):
-        freely = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
-        await world.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()), **freely)
-        await browser.save_to(tmp_path)
-        await enter(world, browser)
-        call = {"name": "write_file", "arguments": {"path": "a <b>.svg", "content": PICTURE}}
-        await world.script(match="draw", last_role="user", tool_calls=[call])
-        call = {"name": "send_file", "arguments": {"path": "a <b>.svg", "caption": "a *box*"}}
-        await world.script(match_any="Wrote", last_role="tool", times=1, tool_calls=[call])
-        await browser.write("draw")
-        width = "return document.querySelector('img.sent')?.naturalWidth"
-        for is_again in (False, True):
-            if is_again:
-                await browser.reload()
-            await browser.wait_for(".answer button[data-file]", lambda found: found == ["a <b>.svg"])
-            while await browser.run(width) != 30:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)  # a picture tells nobody outside that it has come
-        await browser.click("button[data-file]")
-        while not (tmp_path / "a _b_.svg").exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)  # another process writes it
-        assert (tmp_path / "a _b_.svg").read_text() == PICTURE
-        assert await browser.run("return document.title") not in ("1", "2")
-        assert await browser.complaints() == []
+async def test_a_file_of_the_agent_is_shown_and_saved(world: World, browser: Chromium, tmp_path: Path) -> None:
+    await browser.save_to(tmp_path)
+    await enter(world, browser)
+    world.configure("tools: {approval: {writes: allow}}\n")
+    await world.reload()
+    await world.script_call("draw", "write_file", path="a <b>.svg", content=PICTURE)
+    call = {"name": "send_file", "arguments": {"path": "a <b>.svg", "caption": "a *box*"}}
+    await world.script(match_any="Wrote", last_role="tool", times=1, tool_calls=[call])
+    await browser.write("draw")
+    width = "return document.querySelector('img.sent')?.naturalWidth"
+    for is_again in (False, True):
+        if is_again:
+            await browser.reload()
+        await browser.wait_for(".answer button[data-file]", lambda found: found == ["a <b>.svg"])
+        while await browser.run(width) != 30:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # a picture tells nobody outside that it has come
+    await browser.click("button[data-file]")
+    while not (tmp_path / "a _b_.svg").exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.05)  # another process writes it
+    assert (tmp_path / "a _b_.svg").read_text() == PICTURE
+    assert await browser.run("return document.title") not in ("1", "2")
+    assert await browser.complaints() == []
 
 
 async def test_a_page_survives_a_restart_of_the_gateway(world: World, browser: Chromium) -> None:
@@ -506,19 +471,14 @@ async def test_it_fits_a_phone_and_a_desktop(
     assert await browser.complaints() == []
 
 
-async def test_a_call_that_writes_is_allowed_by_a_button(
-    tmp_path: Path, protocol: ModelProtocol, browser: Chromium
-) -> None:
-    async with world_in(tmp_path / "asking", protocol, telegram=False, program=run_with_tools) as world:
-        await world.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()))
-        calls = [{"name": "write_down", "arguments": {"line": "buy `flour`"}}]
-        await world.script(match="write it down", last_role="user", tool_calls=calls, times=1)
-        await enter(world, browser)
-        await browser.write("write it down")
-        labels = await browser.wait_for(".buttons button", lambda found: len(found) == 4)
-        assert labels == ["Yes, once", "This conversation", "Always here", "No"]
-        assert not (world.home.parent / NOTEBOOK).exists()
-        await browser.screenshot(screenshots(tmp_path) / "approval.png")
-        await browser.click(".buttons button")
-        await browser.wait_for(".answer .body", lambda found: found != [] and "written: buy flour" in found[-1])
-        assert (world.home.parent / NOTEBOOK).read_text() == "buy `flour`\n"
+async def test_a_call_that_writes_is_allowed_by_a_button(world: World, browser: Chromium, tmp_path: Path) -> None:
+    await world.script_call("write it down", "write_down", line="buy `flour`")
+    await enter(world, browser)
+    await browser.write("write it down")
+    labels = await browser.wait_for(".buttons button", lambda found: len(found) == 4)
+    assert labels == ["Yes, once", "This conversation", "Always here", "No"]
+    assert not (world.home.parent / NOTEBOOK).exists()
+    await browser.screenshot(screenshots(tmp_path) / "approval.png")
+    await browser.click(".buttons button")
+    await browser.wait_for(".answer .body", lambda found: found != [] and "written: buy flour" in found[-1])
+    assert (world.home.parent / NOTEBOOK).read_text() == "buy `flour`\n"

@@ -1,34 +1,19 @@
 """Actions on messages in a real browser: copy, edit, undo, retry, another model, stop, and files."""
 
-import struct
-import zlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
-from tests.e2e.browser.test_local_chat import echoed, enter, free_port, screenshots
-from tests.e2e.protocols import ModelProtocol
+from tests.e2e.browser.chromium import Chromium, needs_browser, screenshots
+from tests.e2e.browser.test_local_chat import echoed, enter
 from tests.e2e.with_tools import run_with_tools
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
+from tests.pictures import picture
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
-]
-
-
-def picture() -> bytes:
-    """Return a PNG image with a colour gradient."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-    rows = b"".join(b"\0" + b"".join(bytes((40 + x, 90 + y, 120)) for x in range(160)) for y in range(120))
-    head = struct.pack(">IIBBBBB", 160, 120, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+pytestmark = needs_browser
+PROGRAM = run_with_tools
+SETTINGS = {"HERMES_MODEL__ALIASES": '{"small": "lab-32k"}', "HERMES_MODEL__IMAGES": "true"}
 
 
 NASTY = "<img src=x onerror=\"document.title='owned'\">"
@@ -40,24 +25,6 @@ for (const name of ["dragover", "drop"]) {
 }"""
 SHOWN = """return [...document.querySelectorAll('.actions button')].filter(
   (button) => button.checkVisibility({opacityProperty: true})).map((button) => button.textContent)"""
-
-
-@pytest.fixture
-async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    async with world_in(tmp_path / "world", protocol, telegram=False, program=run_with_tools) as made:
-        await made.gateway.start(
-            HERMES_LOCAL__ENABLED="true",
-            HERMES_LOCAL__PORT=str(free_port()),
-            HERMES_MODEL__ALIASES='{"small": "lab-32k"}',
-            HERMES_MODEL__IMAGES="true",
-        )
-        yield made
-
-
-@pytest.fixture
-async def browser(tmp_path: Path) -> AsyncIterator[Chromium]:
-    async with Chromium(tmp_path / "profile") as opened:
-        yield opened
 
 
 async def act(browser: Chromium, name: str) -> None:
@@ -156,7 +123,7 @@ async def test_dropped_files_are_sent_and_uploaded_pictures_are_shown(
     world: World, browser: Chromium, tmp_path: Path
 ) -> None:
     name = f"{NASTY.replace('/', '')}.png"
-    (tmp_path / "cat.png").write_bytes(picture())
+    (tmp_path / "cat.png").write_bytes(picture((160, 120)))
     await browser.save_to(tmp_path / "saved")
     await enter(world, browser)
     await browser.choose_file(tmp_path / "cat.png")

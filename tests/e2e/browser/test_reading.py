@@ -9,18 +9,14 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from gateway.console.handler import PAGES
-from tests.e2e.browser.chromium import BROWSER, DRIVER, WAIT_SECONDS, Chromium
-from tests.e2e.browser.test_local_chat import ANSWER, browser, enter, free_port, screenshots, world
-from tests.e2e.protocols import ModelProtocol
+from tests.e2e.browser.chromium import WAIT_SECONDS, Chromium, needs_browser, screenshots
+from tests.e2e.browser.test_local_chat import ANSWER, enter
 from tests.e2e.with_tools import run_with_tools
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
 
-__all__ = ["browser", "world"]  # fixtures
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
-]
+pytestmark = needs_browser
+PROGRAM = run_with_tools
+SETTINGS = {"HERMES_STORE__BUSY_SECONDS": "1"}
 
 AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
 """The accessibility checker axe-core, from its npm package."""
@@ -89,48 +85,44 @@ async def assert_a_reload_changes_nothing(browser: Chromium) -> None:
     assert reloaded == live
 
 
-async def test_an_open_page_is_equal_to_a_reloaded_page(
-    tmp_path: Path, protocol: ModelProtocol, browser: Chromium
-) -> None:
-    async with world_in(tmp_path / "world", protocol, telegram=False, program=run_with_tools) as world:
-        await world.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()))
-        await enter(world, browser)
-        await browser.write("/whoami")
-        await browser.wait_for(".notice .body", lambda found: len(found) == 1)
-        await browser.write("hello")
-        await browser.wait_for(".answer .body", lambda found: len(found) == 1)
-        await assert_a_reload_changes_nothing(browser)
+async def test_an_open_page_is_equal_to_a_reloaded_page(world: World, browser: Chromium) -> None:
+    await enter(world, browser)
+    await browser.write("/whoami")
+    await browser.wait_for(".notice .body", lambda found: len(found) == 1)
+    await browser.write("hello")
+    await browser.wait_for(".answer .body", lambda found: len(found) == 1)
+    await assert_a_reload_changes_nothing(browser)
 
-        calls = [{"name": "register", "arguments": {"mark": mark, "lines": 3}} for mark in ("a", "b")]
-        await world.script(match="read it", last_role="user", text="I look it up.", tool_calls=calls, times=1)
-        await browser.write("read it")
-        await browser.wait_for(".tool", lambda found: len(found) == 2)
-        await browser.wait_for(".answer .body", lambda found: len(found) == 2)
-        await assert_a_reload_changes_nothing(browser)
+    calls = [{"name": "register", "arguments": {"mark": mark, "lines": 3}} for mark in ("a", "b")]
+    await world.script(match="read it", last_role="user", text="I look it up.", tool_calls=calls, times=1)
+    await browser.write("read it")
+    await browser.wait_for(".tool", lambda found: len(found) == 2)
+    await browser.wait_for(".answer .body", lambda found: len(found) == 2)
+    await assert_a_reload_changes_nothing(browser)
 
-        await world.script(match="plan", text=ANSWER, chunk_chars=8, pause_after=12)
-        await browser.write("What is the plan?")
-        await browser.wait_for(".preview .body", lambda found: found != [] and "Here is the" in found[0])
-        await browser.write("/status")
-        await browser.wait_for(".notice .body", lambda found: len(found) == 2)
-        await browser.write("And then?")
-        await browser.wait_for(".waiting", lambda found: len(found) == 1)
-        await assert_a_reload_changes_nothing(browser)
-        await browser.write("/stop")
-        await browser.wait_for(".answer .mark", lambda found: found == ["stopped"])
-        await browser.wait_for(".waiting", lambda found: found == [])
-        await browser.wait_for(".answer .body", lambda found: len(found) == 4)
-        await assert_a_reload_changes_nothing(browser)
-        order = await browser.texts(".body")
-        assert order.index("/stop") > next(at for at, text in enumerate(order) if "Here is the" in text)
+    await world.script(match="plan", text=ANSWER, chunk_chars=8, pause_after=12)
+    await browser.write("What is the plan?")
+    await browser.wait_for(".preview .body", lambda found: found != [] and "Here is the" in found[0])
+    await browser.write("/status")
+    await browser.wait_for(".notice .body", lambda found: len(found) == 2)
+    await browser.write("And then?")
+    await browser.wait_for(".waiting", lambda found: len(found) == 1)
+    await assert_a_reload_changes_nothing(browser)
+    await browser.write("/stop")
+    await browser.wait_for(".answer .mark", lambda found: found == ["stopped"])
+    await browser.wait_for(".waiting", lambda found: found == [])
+    await browser.wait_for(".answer .body", lambda found: len(found) == 4)
+    await assert_a_reload_changes_nothing(browser)
+    order = await browser.texts(".body")
+    assert order.index("/stop") > next(at for at, text in enumerate(order) if "Here is the" in text)
 
-        await browser.write("/new")
-        await browser.wait_for(".notice .body", lambda found: len(found) == 4)
-        await browser.write("Once more")
-        await browser.wait_for(".answer .body", lambda found: len(found) == 5)
-        await browser.wait_for(".divider", lambda found: len(found) == 1)
-        await assert_a_reload_changes_nothing(browser)
-        assert await browser.complaints() == []
+    await browser.write("/new")
+    await browser.wait_for(".notice .body", lambda found: len(found) == 4)
+    await browser.write("Once more")
+    await browser.wait_for(".answer .body", lambda found: len(found) == 5)
+    await browser.wait_for(".divider", lambda found: len(found) == 1)
+    await assert_a_reload_changes_nothing(browser)
+    assert await browser.complaints() == []
 
 
 # ---- rich answers -------------------------------------------------------------------------------------------
@@ -175,11 +167,7 @@ async def test_an_answer_that_came_meanwhile_is_marked_until_it_was_seen(
     await enter(world, browser)
     await browser.write("first")
     await browser.wait_for(".answer .body", lambda found: len(found) == 1)
-    read = "SELECT count(*) FROM chats WHERE read_id > 0"
-    for _ in range(50):
-        if world.query(read) == [(1,)]:
-            break
-        await asyncio.sleep(0.1)
+    await world.until_rows("SELECT count(*) FROM chats WHERE read_id > 0", (1,))
     await world.script(match="slow", text=ANSWER, chunk_chars=8, pause_after=12)
     await browser.write("slow")
     await browser.wait_for(".preview", lambda found: len(found) == 1)
@@ -187,10 +175,7 @@ async def test_an_answer_that_came_meanwhile_is_marked_until_it_was_seen(
     await browser.open(f"{chat}/chat/other")
     await browser.wait_for("#chat-list a", lambda found: len(found) == 2)
     await world.llm.post("resume")
-    for _ in range(100):
-        if world.query("SELECT count(*) FROM outbox WHERE kind = 'final' AND state = 'sent'") == [(2,)]:
-            break
-        await asyncio.sleep(0.1)
+    await world.until_rows("SELECT count(*) FROM outbox WHERE kind = 'final' AND state = 'sent'", (2,))
     await browser.reload()
     await browser.wait_for("#chat-list .unread", lambda found: len(found) == 1)
     await browser.screenshot(screenshots(tmp_path) / "unread-list.png")
@@ -198,10 +183,8 @@ async def test_an_answer_that_came_meanwhile_is_marked_until_it_was_seen(
     await browser.wait_for("#unread", lambda found: found == ["New messages"])
     assert await browser.run("return document.getElementById('unread').nextElementSibling.innerText") != ""
     await browser.screenshot(screenshots(tmp_path) / "unread-line.png")
-    for _ in range(50):
-        if world.query("SELECT read_id = (SELECT max(id) FROM messages) FROM chats WHERE chat_ref = 'main'") == [(1,)]:
-            break
-        await asyncio.sleep(0.1)
+    read = "SELECT read_id = (SELECT max(id) FROM messages) FROM chats WHERE chat_ref = 'main'"
+    await world.until_rows(read, (1,))
     await browser.reload()
     await browser.wait_for(".answer .body", lambda found: len(found) == 2)
     assert await browser.texts("#unread") == []
@@ -276,32 +259,30 @@ async def test_the_page_can_be_installed(world: World, browser: Chromium) -> Non
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
-async def test_every_page_passes_axe(
-    tmp_path: Path, protocol: ModelProtocol, browser: Chromium, width: int, scheme: str
-) -> None:
-    async with world_in(tmp_path / "world", protocol) as world:
-        await world.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(world.free_port()))
-        await world.say("hello")
-        await world.replies(1)
-        await world.say("may I?", chat_id=99)
-        await world.replies(1, chat_id=99)
-        await browser.look(width, 900, scheme=scheme)
-        link = await world.gateway.printed_url()
-        await browser.open(link)
-        await browser.wait_for("#chat-list", lambda found: len(found) == 1)
-        await browser.write("/whoami")
-        await browser.wait_for(".notice .body", lambda found: len(found) == 1)
-        await browser.press("/")
-        await browser.wait_for("#commands li", lambda found: len(found) > 3)
-        found = {"chat": await check(browser)}
-        queries = {"transcript": "?chat=telegram:42", "why": "?message=m1"}
-        for page in PAGES:
-            if page.about.is_in_menu or page.about.name in queries:
-                name = page.about.name
-                await browser.open(f"{link.partition('/?')[0]}/console/{name}{queries.get(name, '')}")
-                await browser.wait_for("#content", lambda found: found not in ([], [""]))
-                found[name] = await check(browser)
-        assert {name: findings for name, findings in found.items() if findings} == {}
+async def test_every_page_passes_axe(telegram_world: World, browser: Chromium, width: int, scheme: str) -> None:
+    world = telegram_world
+    await world.gateway.start(**world.web_chat())
+    await world.say("hello")
+    await world.replies(1)
+    await world.say("may I?", chat_id=99)
+    await world.replies(1, chat_id=99)
+    await browser.look(width, 900, scheme=scheme)
+    link = await world.gateway.printed_url()
+    await browser.open(link)
+    await browser.wait_for("#chat-list", lambda found: len(found) == 1)
+    await browser.write("/whoami")
+    await browser.wait_for(".notice .body", lambda found: len(found) == 1)
+    await browser.press("/")
+    await browser.wait_for("#commands li", lambda found: len(found) > 3)
+    found = {"chat": await check(browser)}
+    queries = {"transcript": "?chat=telegram:42", "why": "?message=m1"}
+    for page in PAGES:
+        if page.about.is_in_menu or page.about.name in queries:
+            name = page.about.name
+            await browser.open(f"{link.partition('/?')[0]}/console/{name}{queries.get(name, '')}")
+            await browser.wait_for("#content", lambda found: found not in ([], [""]))
+            found[name] = await check(browser)
+    assert {name: findings for name, findings in found.items() if findings} == {}
 
 
 async def test_the_focus_stays_after_an_element_is_replaced(world: World, browser: Chromium) -> None:

@@ -1,20 +1,15 @@
 """The set-up page of a new gateway in a real browser, on a phone and a desktop, in both colour schemes."""
 
-import os
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
-from tests.e2e.protocols import ModelProtocol
+from tests.e2e.browser.chromium import Chromium, needs_browser, screenshots
 from tests.e2e.test_start import start_new
-from tests.e2e.world import world_in
+from tests.e2e.world import World
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
-]
+pytestmark = needs_browser
 
 HOSTILE = "\"><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
@@ -39,57 +34,57 @@ async def serve_hostile_models() -> web.AppRunner | None:
 
 @pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 860, "light"), (390, 844, "dark")])
 async def test_a_new_owner_chooses_a_model(
-    tmp_path: Path, protocol: ModelProtocol, width: int, height: int, scheme: str
+    telegram_world: World, browser: Chromium, tmp_path: Path, width: int, height: int, scheme: str
 ) -> None:
-    folder = Path(os.environ.get("HERMES_TEST_SCREENSHOTS") or tmp_path)
-    async with world_in(tmp_path / "world", protocol) as world, Chromium(tmp_path / "profile") as browser:
-        await start_new(world)
-        server = await serve_hostile_models()
-        try:
-            await browser.look(width, height, scheme=scheme)
-            await browser.open(await world.gateway.printed_url())
-            await browser.wait_for("#content h3", lambda found: found[:1] == ["Use an API key"])
-            assert "/console/start" in await browser.run("return location.pathname")
-            await browser.screenshot(folder / f"start-{width}-{scheme}.png")
-            await browser.run("document.getElementById('scroll').scrollTo(0, 99999)")
-            await browser.screenshot(folder / f"start-end-{width}-{scheme}.png")
-            assert await browser.run("return document.documentElement.scrollWidth") == width
-            if server is not None:
-                assert await browser.texts("#content option") == [HOSTILE, "qwen3:8b"]
-            assert await browser.run("return document.querySelectorAll('#content :is(img, script)').length") == 0
-            assert await browser.complaints() == []
-
-            await fill(browser, key="sk-lab-0123456789", address=f"{world.llm.url}/none", model=HOSTILE)
-            await browser.wait_for("#complaint", lambda found: "Nothing was saved" in found[0])
-            assert await browser.run("return document.querySelector('[name=key]').value") == "sk-lab-0123456789"
-            await browser.screenshot(folder / f"start-refused-{width}-{scheme}.png")
-            await fill(browser, key="sk-lab-0123456789", address=f"{world.llm.url}/v1", model="lab-128k")
-            await browser.wait_for("#said", lambda found: "lab-128k now answers" in found[0])
-            await browser.wait_for(".lead", lambda found: found[0].startswith("lab-128k at 127.0.0.1 answers"))
-            assert await browser.run("return document.querySelector('[name=key]').value") == ""
-            await browser.screenshot(folder / f"start-done-{width}-{scheme}.png")
-            assert "sk-lab-0123456789" not in await browser.run("return document.documentElement.outerHTML")
-            assert await browser.run("return document.title") != "owned"
-            refused = [line for line in await browser.complaints() if "409" not in line]
-            assert refused == []
-        finally:
-            if server is not None:
-                await server.cleanup()
-
-
-async def test_looking_around_opens_the_chat_by_keyboard(tmp_path: Path, protocol: ModelProtocol) -> None:
-    async with world_in(tmp_path / "world", protocol) as world, Chromium(tmp_path / "profile") as browser:
-        await start_new(world)
-        link = await world.gateway.printed_url()
-        await browser.open(link)
-        await browser.wait_for("#content h3", lambda found: "Look around first" in found)
-        await browser.run("document.querySelector('[data-then] button').focus()")
-        await browser.press("\ue007")
-        await browser.wait_for("#log", lambda found: found != [])
-        assert await browser.run("return location.pathname") == "/chat/main"
-        await browser.open(link.partition("?")[0])
-        await browser.wait_for("#log", lambda found: found != [])
+    world = telegram_world
+    folder = screenshots(tmp_path)
+    await start_new(world)
+    server = await serve_hostile_models()
+    try:
+        await browser.look(width, height, scheme=scheme)
+        await browser.open(await world.gateway.printed_url())
+        await browser.wait_for("#content h3", lambda found: found[:1] == ["Use an API key"])
+        assert "/console/start" in await browser.run("return location.pathname")
+        await browser.screenshot(folder / f"start-{width}-{scheme}.png")
+        await browser.run("document.getElementById('scroll').scrollTo(0, 99999)")
+        await browser.screenshot(folder / f"start-end-{width}-{scheme}.png")
+        assert await browser.run("return document.documentElement.scrollWidth") == width
+        if server is not None:
+            assert await browser.texts("#content option") == [HOSTILE, "qwen3:8b"]
+        assert await browser.run("return document.querySelectorAll('#content :is(img, script)').length") == 0
         assert await browser.complaints() == []
+
+        await fill(browser, key="sk-lab-0123456789", address=f"{world.llm.url}/none", model=HOSTILE)
+        await browser.wait_for("#complaint", lambda found: "Nothing was saved" in found[0])
+        assert await browser.run("return document.querySelector('[name=key]').value") == "sk-lab-0123456789"
+        await browser.screenshot(folder / f"start-refused-{width}-{scheme}.png")
+        await fill(browser, key="sk-lab-0123456789", address=f"{world.llm.url}/v1", model="lab-128k")
+        await browser.wait_for("#said", lambda found: "lab-128k now answers" in found[0])
+        await browser.wait_for(".lead", lambda found: found[0].startswith("lab-128k at 127.0.0.1 answers"))
+        assert await browser.run("return document.querySelector('[name=key]').value") == ""
+        await browser.screenshot(folder / f"start-done-{width}-{scheme}.png")
+        assert "sk-lab-0123456789" not in await browser.run("return document.documentElement.outerHTML")
+        assert await browser.run("return document.title") != "owned"
+        refused = [line for line in await browser.complaints() if "409" not in line]
+        assert refused == []
+    finally:
+        if server is not None:
+            await server.cleanup()
+
+
+async def test_looking_around_opens_the_chat_by_keyboard(telegram_world: World, browser: Chromium) -> None:
+    world = telegram_world
+    await start_new(world)
+    link = await world.gateway.printed_url()
+    await browser.open(link)
+    await browser.wait_for("#content h3", lambda found: "Look around first" in found)
+    await browser.run("document.querySelector('[data-then] button').focus()")
+    await browser.press("\ue007")
+    await browser.wait_for("#log", lambda found: found != [])
+    assert await browser.run("return location.pathname") == "/chat/main"
+    await browser.open(link.partition("?")[0])
+    await browser.wait_for("#log", lambda found: found != [])
+    assert await browser.complaints() == []
 
 
 async def fill(browser: Chromium, **fields: str) -> None:
