@@ -73,8 +73,7 @@ async def test_the_admins_are_asked_with_person_chat_and_call_and_the_person_is_
         assert buttons_of(question) == ["Yes, once", "That conversation", "Always there", "No"]
     [told] = await shown(world, 42, "I have asked the admins")
     assert buttons_of(told) == []
-    await world.say("/approve a1")
-    assert await world.replies(1, match="Only an admin can answer")
+    await world.ask("/approve a1", "Only an admin can answer")
     assert notebook(world) == []
     await world.say("/approve", chat_id=ADMIN, first_name="Eve")
     assert await world.replies(1, match="written: buy flour")
@@ -82,8 +81,7 @@ async def test_the_admins_are_asked_with_person_chat_and_call_and_the_person_is_
         [closed] = await shown(world, chat_id, f"Approved by Eve {TIME}")
         assert "buy flour" in closed["text"]
         assert buttons_of(closed) == []
-    await world.say("/approve a1", chat_id=SECOND)
-    assert await world.replies(1, match="It was answered", chat_id=SECOND)
+    await world.ask("/approve a1", "It was answered", chat_id=SECOND)
     assert notebook(world) == ["buy flour"]
     assert await world.violations() == []
 
@@ -162,8 +160,7 @@ async def test_a_question_that_no_admin_can_answer_any_more_is_refused_at_once(w
         [offer] = await world.replies(1, chat_id=ADMIN)
         code = offer.partition("Your pairing code is ")[2].partition(",")[0]
         assert (await world.command_line("pair", "approve", code, "--admin"))[0] == 0
-        await world.say("hello", chat_id=ADMIN)
-        assert await world.replies(1, chat_id=ADMIN, match="echo")
+        await world.ask("hello", "echo", chat_id=ADMIN)
     if way == "found at delivery":
         await world.tg.post("chat", {"chat_id": ADMIN, "blocked": "blocked"})
     await ask(world)
@@ -220,8 +217,7 @@ async def test_a_question_of_a_turn_that_is_stopped_or_interrupted_loses_its_but
     for chat_id in (42, ADMIN):
         [closed] = await shown(world, chat_id, f"Withdrawn, because the turn ended, {TIME}")
         assert buttons_of(closed) == []
-    await world.say("/approve a1", chat_id=ADMIN)
-    assert await world.replies(1, match="There is no open request here", chat_id=ADMIN)
+    await world.ask("/approve a1", "There is no open request here", chat_id=ADMIN)
     assert notebook(world) == []
     await ask(world)
     await shown(world, ADMIN, "May I use write_down", 2)
@@ -290,8 +286,7 @@ async def test_in_a_group_only_an_admins_answer_counts(world: World) -> None:
         await world.say_in_group("/approve@lab_gateway_bot a1", user_id=person)
     assert len(await world.replies(2, chat_id=GROUP, match="Only an admin can answer")) == 2
     body = {"user_id": ADMIN, "first_name": "Eve"}
-    await world.say_in_group("/approve@lab_gateway_bot", **body)
-    assert await world.replies(1, chat_id=GROUP, match="written: buy flour")
+    await world.ask_in_group("/approve@lab_gateway_bot", "written: buy flour", **body)
     await shown(world, ADMIN, f"Approved by Eve {TIME}")
 
 

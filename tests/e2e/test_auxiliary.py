@@ -15,8 +15,7 @@ refusal, see the last test."""
 
 async def compressed(world: World) -> None:
     await world.converse(*TALK)
-    await world.say("/compress")
-    assert await world.replies(1, match="Compressed")
+    await world.ask("/compress", "Compressed")
 
 
 async def test_an_admin_is_told_once_that_the_model_for_summaries_writes_none(world: World) -> None:

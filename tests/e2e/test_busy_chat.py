@@ -55,10 +55,8 @@ async def test_commands_are_answered_while_the_model_hangs(world: World) -> None
     await world.gateway.start()
     await start_hanging_turn(world)
     for command, answer in (("/status", "Working on"), ("/help", "/stop"), ("/stop", "Stopped")):
-        await world.say(command)
-        assert await world.replies(1, match=answer, wait=15), command
-    await world.say("and now?")
-    assert await world.replies(1, match="and now")
+        await world.ask(command, answer)
+    await world.ask("and now?", "and now")
 
 
 async def test_stop_keeps_what_was_written_and_leaves_what_waits_unless_all_is_stopped(world: World) -> None:
@@ -75,8 +73,7 @@ async def test_stop_keeps_what_was_written_and_leaves_what_waits_unless_all_is_s
     await start_hanging_turn(world)
     await world.asked(3)
     await world.say("never mind")
-    await world.say("/stop all")
-    assert await world.replies(1, match="Removed 1 message from the queue")
+    await world.ask("/stop all", "Removed 1 message from the queue")
     states = [state for (state,) in world.query("SELECT state FROM inbox WHERE kind = 'message' ORDER BY id")]
     assert states == ["done"] * 3 + ["dropped"]
 
@@ -87,8 +84,7 @@ async def test_steer_joins_the_running_turn(world: World) -> None:
     await world.hold(match="look it up", tool_calls=[{"name": "history_search", "arguments": {"query": "x"}}])
     await world.say("look it up")
     await world.turn_runs()
-    await world.say("/steer use metric units")
-    assert await world.replies(1, match="I will use this")
+    await world.ask("/steer use metric units", "I will use this")
     await world.release()
     requests = await world.asked(2)
     assert "use metric units" in conversation_of(requests[1])
@@ -112,8 +108,7 @@ async def test_new_waits_for_its_place_and_is_acknowledged_at_once(world: World)
     await world.hold(match="first", text="done with the first")
     await world.say("first")
     await world.turn_runs()
-    await world.say("/new")
-    assert await world.replies(1, match="Queued until the current answer")
+    await world.ask("/new", "Queued until the current answer")
     await world.say("second")
     await world.stored(2)
     await world.release()

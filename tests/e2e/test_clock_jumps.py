@@ -35,8 +35,7 @@ async def _turn_clock(tmp_path: Path, protocol: ModelProtocol, jump: int) -> Non
         await world.say("hang")
         await world.turn_runs()
         (tmp_path / "offset").write_text(str(jump))
-        await world.say("/stop")
-        assert await world.replies(1, match="^Stopped")
+        await world.ask("/stop", "^Stopped")
         assert world.query("SELECT state FROM turns") == [("stopped",)]
 
         since = len(world.gateway.log_bytes())
@@ -46,7 +45,6 @@ async def _turn_clock(tmp_path: Path, protocol: ModelProtocol, jump: int) -> Non
         (tmp_path / "offset").write_text(str(2 * jump))
         assert await world.replies(1, match="hello")
         (tmp_path / "offset").unlink()
-        await world.say("and now?")
-        assert await world.replies(1, match="and now")
+        await world.ask("and now?", "and now")
         assert await world.gateway.stop() == 0
         assert world.query("SELECT count(*) FROM outbox WHERE state <> 'sent'") == [(0,)]

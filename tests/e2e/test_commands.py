@@ -20,11 +20,9 @@ async def test_a_button_under_sessions_goes_back_to_a_conversation(world: World)
 async def test_undo_takes_back_and_retry_asks_again(world: World) -> None:
     await world.gateway.start()
     await world.converse("first", "second")
-    await world.say("/undo")
-    assert await world.replies(1, match="Undid 1 exchange")
+    await world.ask("/undo", "Undid 1 exchange")
     await world.script(match="first", text="another answer")
-    await world.say("/retry")
-    assert await world.replies(1, match="another answer")
+    await world.ask("/retry", "another answer")
     retried = conversation_of((await world.asked(3))[2])
     assert "second" not in retried
     assert "echo" not in retried
@@ -51,8 +49,7 @@ async def test_queue_makes_a_message_wait_even_when_others_would_interrupt(world
     await world.say("slow")
     await world.turn_runs()
     await world.say("/queue later please")
-    await world.say("/queue")
-    assert await world.replies(1, match="1. later please")
+    await world.ask("/queue", "1. later please")
     await world.release()
     assert await world.replies(1, match="done slowly")
     assert await world.replies(1, match="^echo: .*later please")

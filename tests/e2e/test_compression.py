@@ -63,8 +63,7 @@ def seconds_until(rows: list[dict[str, Any]], since: float) -> float:
 async def test_compress_shortens_what_the_model_sees_and_keeps_what_was_said(world: World) -> None:
     await world.gateway.start(**SMALL)
     await talk(world, 20)
-    await world.say("/compress")
-    assert await world.replies(1, match=f"^{WORKING}")
+    await world.ask("/compress", f"^{WORKING}")
     [told] = await world.replies(1, match="^Compressed: ")
     before, after = map(int, re.findall(r"(\d+) → (\d+) messages", told)[0])
     assert after < before == 40
@@ -72,8 +71,7 @@ async def test_compress_shortens_what_the_model_sees_and_keeps_what_was_said(wor
     assert "Summary written by lab-32k" in told
     [(key,)] = world.query("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
     assert key[:8] in told
-    await world.say("and now?")
-    assert await world.replies(1, match="echo: .*and now")
+    await world.ask("and now?", "echo: .*and now")
     last = (await world.asked(22))[-1]
     system, rest = system_and_rest(last)
     assert rest.count("CONTEXT COMPACTION — REFERENCE ONLY") == 1
@@ -91,8 +89,7 @@ async def test_while_a_summary_takes_long_commands_are_answered_messages_wait_an
     await world.script(summary=True, hang=True, times=1)
     await world.say("/compress")
     await world.asked(1, summary="true")
-    await world.say("/stop")
-    assert await world.replies(1, match="^Stopped")
+    await world.ask("/stop", "^Stopped")
     assert await world.replies(1, match="Compression cancelled")
     await world.converse("and then?")
     assert world.query(LAYERS) == []
@@ -307,10 +304,8 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
     assert await world.gateway.stop() == 0
     await world.llm.post("models", {"lab-32k": {"context": 32_768, "max_output": 8_192}})
     await world.gateway.start(**SMALL)
-    await world.say("/compress undo")
-    assert await world.replies(1, match="^Compression undone: I see 36 messages again")
-    await world.say("what was the first ticket?")
-    assert await world.replies(1, match="first ticket")
+    await world.ask("/compress undo", "^Compression undone: I see 36 messages again")
+    await world.ask("what was the first ticket?", "first ticket")
     seen = (await turns(world))[-1]
     assert "CONTEXT COMPACTION" not in conversation_of(seen)
     assert all(f"TICKET-{number}." in conversation_of(seen) for number in range(17))
@@ -345,15 +340,13 @@ async def test_a_reload_applies_thresholds_from_the_next_turn_on_and_clears_cool
     assert "Nothing was changed" in told
     assert world.query(LAYERS) == [("preflight", "aborted")]
     asked = len(await summaries(world))
-    await world.say("second")
-    assert await world.replies(1, match="echo: .*second")
+    await world.ask("second", "echo: .*second")
     assert len(await summaries(world)) == asked, "it cools down"
 
     await world.llm.delete("script")
     world.configure("compression: {threshold: 0.21}\n")
     await world.reload()
-    await world.say("third")
-    assert await world.replies(1, match="echo: .*third")
+    await world.ask("third", "echo: .*third")
     assert world.query(LAYERS) == [("preflight", "aborted"), ("preflight", "compressed")]
 
 
@@ -387,8 +380,7 @@ async def test_every_language_is_kept_in_its_window(world: World, bytes_per_toke
         words = LANGUAGES[name]
         one = words * round(700 * bytes_per_token / len(words.encode()))
         for number in range(30):
-            await world.say(f"TICKET-{number} {one}", chat_id=chats[name])
-            assert await world.replies(1, chat_id=chats[name], match=f"TICKET-{number} "), (name, number)
+            await world.ask(f"TICKET-{number} {one}", f"TICKET-{number} ", chat_id=chats[name])
 
     await asyncio.gather(*(live(name) for name in LANGUAGES))
     counts = dict(

@@ -37,8 +37,7 @@ async def test_an_answer_takes_at_most_twenty_messages_and_the_rest_comes_as_a_f
     shown = await world.replies(19)
     assert len(shown) == 19
     assert shown[0].startswith("word0 word1 ")
-    await world.say("thanks")
-    assert await world.replies(1, match="^echo: .*thanks")
+    await world.ask("thanks", "^echo: .*thanks")
     assert world.query("SELECT count(*) FROM outbox WHERE part > 0 AND state <> 'sent'") == [(0,)]
 
 
@@ -76,10 +75,8 @@ async def test_stop_ends_the_delivery_of_an_answer_and_is_answered_next(world: W
     await world.tg.post("faults", {"kind": "delay", "seconds": 0.3, "match": "send(Message$|Document)", "times": -1})
     await world.say("tell me all")
     await world.replies(2)
-    await world.say("/stop")
-    assert await world.replies(1, match="^Stopped", wait=15)
-    await world.say("what else?")
-    assert await world.replies(1, match="^echo: .*what else")
+    await world.ask("/stop", "^Stopped")
+    await world.ask("what else?", "^echo: .*what else")
     texts = await world.replies(0, wait=0)
     at = next(index for index, text in enumerate(texts) if text.startswith("Stopped"))
     assert at <= 5, "what was under way, and nothing more"
@@ -87,8 +84,7 @@ async def test_stop_ends_the_delivery_of_an_answer_and_is_answered_next(world: W
     assert not [text for text in texts[at:] if text.startswith("word")]
     assert not await world.tg.get("sent", method="sendDocument", count=0)
     assert world.query("SELECT count(*) FROM outbox WHERE settled_at IS NULL AND part > 0") == [(0,)]
-    await world.say("/history")
-    assert await world.replies(1, match="word0 word1")
+    await world.ask("/history", "word0 word1")
 
 
 @pytest.mark.each_protocol
@@ -110,6 +106,5 @@ async def test_a_stop_of_somebody_else_in_a_group_leaves_the_delivery_alone(worl
     await world.tg.post("faults", {"kind": "delay", "seconds": 0.2, "match": "sendMessage$", "times": -1})
     await world.say_in_group("@lab_gateway_bot tell me all")
     await world.gateway.wait_for_log("turn.finished")
-    await world.say_in_group("/stop@lab_gateway_bot", user_id=43)
-    assert await world.replies(1, chat_id=GROUP, match="Nothing was running")
+    await world.ask_in_group("/stop@lab_gateway_bot", "Nothing was running", user_id=43)
     assert await world.replies(1, chat_id=GROUP, match="word3999")

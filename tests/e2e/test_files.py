@@ -85,13 +85,11 @@ async def test_a_picture_of_the_workspace_is_shown_to_a_model_that_sees(world: W
     assert world.query("SELECT count(*) FROM messages WHERE text LIKE '%is a picture; it is shown%'") == [(1,)]
     assert await world.gateway.stop() == 0
     await world.gateway.start()
-    await world.say("and now?")
-    assert await world.replies(1, match="and now")
+    await world.ask("and now?", "and now")
     scaled = base64.b64encode(picture((2_000, 1_000))).decode()
     seen = [request for request in await world.asked(5) if scaled in str(request["body"])]
     assert len(seen) == 2, "with its result, and in the turn after a restart"
-    await world.say('look [[tool:read_file {"path": "broken.png"}]]')
-    assert await world.replies(1, match="is broken or has an unsupported format")
+    await world.ask('look [[tool:read_file {"path": "broken.png"}]]', "is broken or has an unsupported format")
     assert [one for one in await world.violations() if one["severity"] != "warn"] == []
 
 
@@ -113,8 +111,7 @@ async def test_files_in_an_object_store_are_there_on_another_machine(world: Worl
         await world.tg.delete("faults")
         await world.gateway.start(**settings)
         assert [content for *_, content in await on_telegram(world, "document")] == [b"before"]
-        await world.say("and now?")
-        assert await world.replies(1, match="and now")
+        await world.ask("and now?", "and now")
         assert await world.gateway.stop() == 0
     scaled = base64.b64encode(picture((2_000, 1_000))).decode()
     assert scaled in str((await world.asked(1))[-1]["body"]), "of the picture that was fetched again"
@@ -159,13 +156,11 @@ async def test_what_cannot_be_sent_or_seen_is_told_to_the_model_and_a_file_is_se
         "../state.db": "contains “..”",
         "gone.txt": "“gone.txt” does not exist",
     }.items():
-        await world.say(f'[[tool:send_file {{"path": "{path}"}}]]')
-        assert await world.replies(1, match=told), path
+        await world.ask(f'[[tool:send_file {{"path": "{path}"}}]]', told)
     assert not await world.tg.get("sent", method="sendDocument")
     assert [path.name for path in (world.home / "attachments").iterdir()] == []
     call = '[[tool:send_file {"path": "a.txt"}]]'
-    await world.say(f"twice {call} {call}")
-    assert await world.replies(1, match="it is not sent again")
+    await world.ask(f"twice {call} {call}", "it is not sent again")
     assert len(await on_telegram(world, "document")) == 1
     await world.say(f"once more {call}")
     assert len(await on_telegram(world, "document", 2)) == 2

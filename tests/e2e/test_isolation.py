@@ -39,8 +39,7 @@ async def test_a_slow_download_delays_no_other_chat(world: World) -> None:
 
 async def test_documents_are_read_into_the_turn_and_voice_messages_get_a_sentence(world: World) -> None:
     await world.gateway.start()
-    await world.say("", media="voice")
-    assert await world.replies(1, match="cannot listen to voice")
+    await world.ask("", "cannot listen to voice", media="voice")
     assert world.query("SELECT count(*) FROM turns") == [(0,)]
     assert world.query("SELECT state FROM inbox") == [("done",)]
     document = {"file_text": "the launch code is 7719", "file_name": "notes.txt", "mime": "text/plain"}
@@ -71,10 +70,8 @@ async def test_only_the_starter_or_an_admin_stops_a_turn_in_a_shared_group(world
     await world.script(match="hang", hang=True, times=2)
     await world.say_in_group("@lab_gateway_bot hang", user_id=50)
     await world.turn_runs()
-    await world.say_in_group("/stop@lab_gateway_bot", user_id=51)
-    assert await world.replies(1, chat_id=GROUP, match="Only the person who started")
-    await world.say_in_group("/stop@lab_gateway_bot", user_id=50)
-    assert await world.replies(1, chat_id=GROUP, match="Stopped")
+    await world.ask_in_group("/stop@lab_gateway_bot", "Only the person who started", user_id=51)
+    await world.ask_in_group("/stop@lab_gateway_bot", "Stopped", user_id=50)
     await world.say_in_group("@lab_gateway_bot hang", user_id=50)
     await world.turn_runs(2)
     await world.say_in_group("/stop@lab_gateway_bot", user_id=1)
@@ -89,5 +86,4 @@ async def test_per_user_keeps_the_people_of_a_group_apart(world: World) -> None:
     second = (await world.asked(2))[1]
     assert "I am 50" not in conversation_of(second)
     assert world.query("SELECT count(*) FROM sessions") == [(2,)]
-    await world.say_in_group("/new@lab_gateway_bot", user_id=50)
-    assert await world.replies(1, chat_id=GROUP, match="Started a new conversation")
+    await world.ask_in_group("/new@lab_gateway_bot", "Started a new conversation", user_id=50)

@@ -312,8 +312,7 @@ async def test_the_command_line_asks_the_running_daemon(world: World) -> None:
     assert [row["user"] for row in json.loads(output)] == ["telegram:77"]
     code, output = await world.command_line("pair", "approve", code_word)
     assert code == 0, output
-    await world.say("thank you", chat_id=77)
-    assert await world.replies(1, chat_id=77, match="thank you")
+    await world.ask("thank you", "thank you", chat_id=77)
     code, output = await world.command_line("pair", "revoke", "telegram:77")
     assert code == 0, output
     await world.say("still there?", chat_id=77)
@@ -340,8 +339,7 @@ async def test_without_a_model_the_start_the_status_and_every_answer_say_so(worl
     for number in range(1, 3):
         await world.say(f"message {number}")
         assert "offline model" in (await world.replies(number))[-1]
-    await world.say("/status")
-    assert await world.replies(1, match="built-in offline model")
+    await world.ask("/status", "built-in offline model")
 
 
 @pytest.mark.each_protocol

@@ -158,8 +158,7 @@ async def test_a_damaged_page_is_told_of_once_and_repaired(world: World) -> None
     assert await world.gateway.stop() == 0
     _damage_newest_messages(world.home / "state.db")
     await world.gateway.start()
-    await world.say("are you there?")
-    assert await world.replies(1, match="damaged or missing")
+    await world.ask("are you there?", "damaged or missing")
     await world.gateway.wait_for_log(LOST)
     code, output = await world.command_line("doctor", "--repair")
     assert code == 75, output

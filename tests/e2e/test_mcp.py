@@ -84,8 +84,7 @@ async def test_a_tool_that_reads_needs_no_question_if_the_operator_says_so_or_tr
     assert "pier 7" in await call(world, "port__look", {"boat": "Anna"})
     assert "pier 7" in await call(world, "pier__look", {"boat": "Anna"}, word="once more")
     await world.script_call("look again", "harbour__look", boat="Anna")
-    await world.say("look again")
-    assert await world.replies(1, match="May I use")
+    await world.ask("look again", "May I use")
 
 
 CHANGED_HINT = """
@@ -105,8 +104,7 @@ async def test_a_tool_whose_trusted_hint_changes_is_asked_about_again(world: Wor
     assert "pier 7" in await call(world, "odd__look")
     await world.gateway.wait_for_log("mcp.list_changed")
     await world.script_call("go on", "odd__look")
-    await world.say("go on")
-    assert await world.replies(1, match="May I use")
+    await world.ask("go on", "May I use")
     await world.say("/approve")
     assert len(await world.replies(2, match="pier 7")) == 2
 
@@ -210,8 +208,7 @@ async def test_servers_come_go_and_change_with_a_reload(world: World) -> None:
     world.configure("mcp: {servers: {}}\n")
     await world.reload()
     assert await all_gone(str(world.home))
-    await world.say("/mcp", chat_id=1)
-    assert await world.replies(1, chat_id=1, match="No MCP servers are configured")
+    await world.ask("/mcp", "No MCP servers are configured", chat_id=1)
 
 
 BAD_LISTS = """

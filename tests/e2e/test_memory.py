@@ -43,8 +43,7 @@ async def test_preferences_are_noted_around_a_lossy_compression_and_stand_in_the
     await world.gateway.start(**FLUSH)
     await world.script(match=ASKING, tool_calls=NOTES, text="")
     await world.converse(*TALK)
-    await world.say("/compress")
-    assert await world.replies(1, match="Compressed")
+    await world.ask("/compress", "Compressed")
     await noted(world, "- wants answers in Danish\n- is called Anna\n")
     assert notes_of(world, "MEMORY.md") == "- the harbour project\n"
     assert sorted(world.query(CALLS)) == [("flush", "ok"), ("summary", "ok")]
@@ -83,14 +82,12 @@ async def test_a_flush_that_fails_or_is_stopped_fails_no_compression(world: Worl
     await world.say("/compress")
     await world.gateway.wait_for_log("compression.planned")
     await world.asked(len(TALK) + 2)  # the summary and the flush
-    await world.say("/stop")
-    assert await world.replies(1, match="nothing was changed")
+    await world.ask("/stop", "nothing was changed")
     assert ("flush", "cancelled") in world.query(CALLS)
     assert world.query("SELECT max(depth) FROM sessions") == [(0,)]
     await world.llm.delete("script")
     await world.script(match=ASKING, times=-1, error={"kind": "content_filter"})
-    await world.say("/compress")
-    assert await world.replies(1, match="^Compressed")
+    await world.ask("/compress", "^Compressed")
     assert ("summary", "ok") in world.query(CALLS)
     assert notes_of(world, "USER.md") == ""
     assert "memory.flush_failed" in world.gateway.log_text()
@@ -115,11 +112,9 @@ async def test_several_turns_go_on_after_a_split_while_notes_are_taken(world: Wo
     await world.gateway.start(**FLUSH)
     await world.hold(match=ASKING, tool_calls=NOTES[:1], text="")
     await world.converse(*TALK)
-    await world.say("/compress")
-    assert await world.replies(1, match="^Compressed")
+    await world.ask("/compress", "^Compressed")
     assert notes_of(world, "USER.md") == ""
-    await world.say("and now?")
-    assert await world.replies(1, match="echo: .*and now")
+    await world.ask("and now?", "echo: .*and now")
     await world.release()
     await noted(world, NOTED)
     await world.converse("and then?")
@@ -137,8 +132,7 @@ async def test_notes_that_a_gateway_owed_when_it_ended_are_taken_once_by_the_nex
     await world.gateway.start(**FLUSH)
     await world.script(match=ASKING, hang=True)
     await world.converse(*TALK)
-    await world.say("/compress")
-    assert await world.replies(1, match="^Compressed")
+    await world.ask("/compress", "^Compressed")
     await (world.gateway.stop() if how == "stop" else world.gateway.kill())
     assert world.query(INDEBTED) == [(1,)]
     await world.script(match=ASKING, tool_calls=NOTES[:1], text="", times=-1)
@@ -184,8 +178,7 @@ async def test_in_a_group_each_person_has_a_part_that_only_their_turns_write(wor
     assert "(telegram:42)\n- likes tea\n" in text
     assert "(telegram:43)\n- likes coffee\n" in text
     steal = '[[tool:memory {"action": "remove", "target": "user", "old": "likes tea"}]]'
-    await world.say_in_group(f"@lab_gateway_bot {steal}", user_id=43)
-    assert await world.replies(1, chat_id=GROUP, match="No entry|no entry")
+    await world.ask_in_group(f"@lab_gateway_bot {steal}", "No entry|no entry", user_id=43)
     assert "(telegram:42)\n- likes tea\n" in notes_of(world, "USER.md")
 
 
@@ -233,8 +226,7 @@ async def test_in_a_group_notes_are_added_by_moderators_and_everybody_removes_th
     assert await world.replies(1, chat_id=GROUP, match="USER.md: 1 entry")
     assert await world.replies(1, chat_id=GROUP, match="MEMORY.md: 1 entry")
     assert "(telegram:43)\n- I like tea" in notes_of(world, "USER.md")
-    await world.say_in_group("/memory@lab_gateway_bot me remove I")
-    assert await world.replies(1, chat_id=GROUP, match="No entry|has no|is not|nothing")
+    await world.ask_in_group("/memory@lab_gateway_bot me remove I", "No entry|has no|is not|nothing")
 
 
 @pytest.mark.each_protocol
@@ -315,8 +307,7 @@ async def test_in_a_group_nothing_is_noted_before_a_compression_unless_that_is_s
     for number, words in enumerate(TALK, start=1):
         await world.say_in_group(f"@lab_gateway_bot {words}")
         assert len(await world.replies(number, chat_id=GROUP)) == number
-    await world.say_in_group("/compress@lab_gateway_bot", user_id=1)
-    assert await world.replies(1, chat_id=GROUP, match="Compressed")
+    await world.ask_in_group("/compress@lab_gateway_bot", "Compressed", user_id=1)
     assert notes_of(world, "MEMORY.md") == ("" if flush is None else "- the harbour project\n")
 
 

@@ -56,8 +56,7 @@ async def test_a_provider_that_is_down_is_stood_in_for_and_told_once(world: Worl
         assert re.fullmatch(r"echo: \S+ \S+ two", second)
         assert await keys_seen(world.llm) == {KEY}
         assert await keys_seen(other) == {OTHER_KEY}
-        await world.say("/status")
-        assert await world.replies(1, match="The last answer came from lab-64k, because lab-128k failed")
+        await world.ask("/status", "The last answer came from lab-64k, because lab-128k failed")
         rows = world.query("SELECT model, outcome FROM model_calls ORDER BY id")
         assert rows[:2] == [("lab-128k", "auth"), ("lab-64k", "ok")]
         assert await other.get("violations") == []
@@ -68,21 +67,16 @@ async def test_a_conversation_chooses_and_its_choice_survives_a_restart(world: W
         alias = json.dumps({"other": json.loads(spare_at(other, world.protocol))[0]})
         settings = {"HERMES_MODEL__API_KEY": KEY, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__ALIASES": alias}
         await world.gateway.start(**settings)
-        await world.say("/model other")
-        assert await world.replies(1, match="conversation uses other: lab-64k")
-        await world.say("hello")
-        assert await world.replies(1, match="^echo: .*hello")
+        await world.ask("/model other", "conversation uses other: lab-64k")
+        await world.ask("hello", "^echo: .*hello")
         assert len(await other.get("requests")) == 1
         assert await world.gateway.stop() == 0
         await world.gateway.start(**settings)
-        await world.say("again")
-        assert await world.replies(1, match="^echo: .*again")
+        await world.ask("again", "^echo: .*again")
         assert len(await other.get("requests")) == 2
         assert await world.asked(0, wait=0) == []
-        await world.say("/model default")
-        assert await world.replies(1, match="configured model answers")
-        await world.say("back")
-        assert await world.replies(1, match="^echo: .*back")
+        await world.ask("/model default", "configured model answers")
+        await world.ask("back", "^echo: .*back")
         assert len(await world.asked(1)) == 1
 
 
@@ -124,12 +118,10 @@ async def test_any_protocol_takes_up_a_turn_behind_the_tool_calls_of_any(world: 
 async def test_a_reload_that_takes_a_chosen_model_away_says_so(world: World) -> None:
     world.configure("model: {aliases: {small: lab-32k}}")
     await world.gateway.start(HERMES_MODEL__NAME="lab-128k")
-    await world.say("/model small")
-    assert await world.replies(1, match="conversation uses small: lab-32k")
+    await world.ask("/model small", "conversation uses small: lab-32k")
     await world.converse("one")
     world.configure("model: {aliases: {}}")
     await world.reload()
-    await world.say("two")
-    assert await world.replies(1, match="“small” is no longer configured, so lab-128k answers here again")
+    await world.ask("two", "“small” is no longer configured, so lab-128k answers here again")
     assert await world.replies(1, match="^echo: .*two")
     assert [request["body"]["model"] for request in await world.asked(2)] == ["lab-32k", "lab-128k"]

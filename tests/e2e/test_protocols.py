@@ -36,8 +36,7 @@ async def test_requests_arrive_where_the_protocol_has_them_and_tools_are_told_in
     await world.script(match="what did", last_role="user", text="Let me look.", tool_calls=first)
     await world.script(match_any="nothing was found|found, best first", last_role="tool", tool_calls=first[:1])
     await world.script(last_role="tool", text="Of herons.")
-    await world.say("what did we speak of?")
-    assert await world.replies(1, match="Of herons")
+    await world.ask("what did we speak of?", "Of herons")
     await world.converse("thanks")
     *_, request = await world.asked(5)
     said = prompt_of(request)[3:]
@@ -58,8 +57,7 @@ async def test_a_picture_is_seen_with_its_caption_and_is_there_in_the_next_turn(
     photo = {"file_b64": base64.b64encode(picture((3_000, 1_500))).decode(), "file_name": "dot.png"}
     await world.say("", media="photo", caption="what is it?", mime="image/png", **photo)
     assert await world.replies(1, match="what is it")
-    await world.say("and now?")
-    assert await world.replies(1, match="and now")
+    await world.ask("and now?", "and now")
     for request in await world.asked(2):
         [seen] = [said for said in prompt_of(request) if said.images]
         assert (seen.role, seen.images) == ("user", 1)
@@ -75,8 +73,7 @@ async def test_a_stop_hangs_up_on_a_model_that_is_in_the_middle_of_its_answer(wo
     await world.script(match="hang", text="one two three four", chunk_chars=4, hang_after=frames)
     await world.say("hang")
     assert await world.tg.get("sent", method="sendMessageDraft", wait=10, count=1)
-    await world.say("/stop")
-    assert await world.replies(1, match="Stopped", wait=15)
+    await world.ask("/stop", "Stopped")
     assert (await ended(world, 0))["outcome"] == "client_gone"
     assert await world.replies(1, match="one two …", wait=15), "what was written stays, behind the reply to /stop"
     assert world.query("SELECT outcome, estimated FROM model_calls") == [("cancelled", 1)]
@@ -108,8 +105,7 @@ async def test_a_prompt_that_the_provider_finds_too_long_is_compressed_and_answe
     await world.gateway.start()
     await world.converse(*(f"Message {number}: TICKET-{number}. {FILLER}" for number in range(14)))
     await world.llm.post("models", {"lab-128k": {"context": 8_192, "max_output": 1_024}})
-    await world.say("and now?")
-    assert await world.replies(1, match="^echo: .*and now")
+    await world.ask("and now?", "^echo: .*and now")
     asked = await world.asked(0, wait=0)
     *_, last = asked
     assert 1 <= [request["outcome"] for request in asked].count("context_overflow") <= 3

@@ -14,8 +14,7 @@ async def test_replaying_messages_and_commands_starts_nothing(world: World) -> N
     for number, row in enumerate(said * 2):
         message = {name: row[name] for name in fields}
         await world.tg.post("update", {"update": {"update_id": 900_000 + number, "message": message}})
-    await world.say("/whoami")
-    assert await world.replies(1, match="telegram:42")
+    await world.ask("/whoami", "telegram:42")
     after = (world.query("SELECT count(*) - 1 FROM inbox"), world.query("SELECT count(*) FROM sessions"))
     assert after == before
 
@@ -38,8 +37,7 @@ async def test_replaying_presses_and_edits_starts_nothing(world: World) -> None:
     [(inbox, turns, outbox)] = world.query(counts)
     for number, update in enumerate(updates * 3):
         await world.tg.post("update", {"update": {"update_id": 900_100 + number, **update}})
-    await world.say("/whoami")
-    assert await world.replies(1, match="telegram:42")
+    await world.ask("/whoami", "telegram:42")
     assert world.query(counts) == [(inbox + 1, turns, outbox + 1)]
 
 

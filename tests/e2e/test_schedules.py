@@ -43,8 +43,7 @@ async def test_the_agent_makes_one_with_a_yes_and_it_comes_as_a_turn(world: Worl
     assert len(re.findall(":00[,)]", question)) == 3, "the next three times"
     assert "(Europe/Berlin; next" in question
     assert world.query("SELECT count(*) FROM schedules") == [(0,)]
-    await world.say("/approve")
-    assert await world.replies(1, match="Schedule 1 is set")
+    await world.ask("/approve", "Schedule 1 is set")
     await world.gateway.stop()
 
     turn_clock(world, 2)
@@ -83,22 +82,17 @@ async def test_on_discord_it_comes_as_a_turn(discord_world: World) -> None:
 async def test_a_no_makes_none_and_neither_does_a_wrong_one_or_a_turn_that_a_schedule_began(world: World) -> None:
     await world.gateway.start(**ZONE)
     await ask_for(world, cron="0 25 * * *")
-    await world.say("remind us")
-    assert await world.replies(1, match="'25' is not a valid hour")
+    await world.ask("remind us", "'25' is not a valid hour")
     await ask_for(world, cron="0 8 * * mon-fri")
-    await world.say("remind us")
-    assert await world.replies(1, match="May I use")
-    await world.say("/deny not so early")
-    assert await world.replies(1, match="not so early")
+    await world.ask("remind us", "May I use")
+    await world.ask("/deny not so early", "not so early")
     assert world.query("SELECT count(*) FROM schedules") == [(0,)]
 
     await world.gateway.stop()
     await world.gateway.start(HERMES_TOOLS__APPROVAL__WRITES="allow")
-    await world.say("/schedule add @daily remind us of it")
-    assert await world.replies(1, match="Schedule 1 is set")
+    await world.ask("/schedule add @daily remind us of it", "Schedule 1 is set")
     await ask_for(world, cron="@hourly")
-    await world.say("/schedule run 1")
-    assert await world.replies(1, match="cannot add schedules")
+    await world.ask("/schedule run 1", "cannot add schedules")
     assert world.query("SELECT count(*) FROM schedules") == [(1,)]
 
 
@@ -175,8 +169,7 @@ async def test_schedules_of_a_chat_that_blocked_the_bot_wait_without_a_model_cal
 
 async def test_a_message_for_one_time_that_has_come_is_answered_when_the_chat_is_back(world: World) -> None:
     await world.gateway.start(HERMES_AGENT__TIME_ZONE="UTC", HERMES_SESSIONS__BUSY_MODE="queue")
-    await world.say(f"/schedule add {at(1)} {TEXT}")
-    assert await world.replies(1, match="Schedule 1 is set")
+    await world.ask(f"/schedule add {at(1)} {TEXT}", "Schedule 1 is set")
     await world.hold(match="a long story")
     await world.say("a long story")
     await world.asked(1)

@@ -29,11 +29,9 @@ def effort_of(body: Json) -> Any:
 async def test_settings_and_the_effort_of_a_conversation_reach_the_provider(world: World) -> None:
     await world.gateway.start(HERMES_MODEL__NAME="claude-opus-4-6", **SETTINGS)
     await world.converse("one")
-    await world.say("/think high")
-    assert await world.replies(1, match="reasoning effort in this conversation is high")
+    await world.ask("/think high", "reasoning effort in this conversation is high")
     await world.converse("two")
-    await world.say("/think off")
-    assert await world.replies(1, match="reasoning effort in this conversation is off")
+    await world.ask("/think off", "reasoning effort in this conversation is off")
     await world.converse("three")
     requests = await world.asked(3)
     bodies = [request["body"] for request in requests]
@@ -64,8 +62,7 @@ async def test_a_task_has_settings_of_its_own(world: World) -> None:
     calm = '{"calm": {"name": "claude-opus-4-6", "reasoning_effort": "off"}}'
     title = {"HERMES_MODEL__ALIASES": calm, "HERMES_AUXILIARY__TITLE": "calm"}
     await world.gateway.start(HERMES_MODEL__NAME="claude-opus-4-6", **title, **SETTINGS)
-    await world.say("hello")
-    assert await world.replies(1, match="^echo: ")
+    await world.ask("hello", "^echo: ")
     efforts = {WANTED in str(request["body"]): effort_of(request["body"]) for request in await world.asked(2)}
     assert efforts[False] == "medium"
     assert efforts[True] in ("none", "disabled")

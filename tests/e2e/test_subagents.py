@@ -126,8 +126,7 @@ async def test_stop_ends_them_with_the_turn(world: World) -> None:
     await world.hold(match="count", text="never heard", times=-1)
     await world.say("hand it on")
     await world.asked(3)
-    await world.say("/stop")
-    assert await world.replies(1, match="Stopped")
+    await world.ask("/stop", "Stopped")
     assert [state for state, _ in subagents(world)] == ["stopped", "stopped"]
     assert world.query("SELECT DISTINCT end_reason FROM sessions WHERE kind = 'subagent'") == [("finished",)]
     assert len(await world.asked(2, outcome="client_gone")) == 2
@@ -155,8 +154,7 @@ async def test_a_subagent_stops_at_the_cap_of_its_conversation(world: World) -> 
     await world.gateway.start(HERMES_COSTS__PRICES=PRICES, HERMES_COSTS__CONVERSATION_CAP="0.008")
     await hand_on(world, "count barrels")
     await world.script(match="count barrels", tool_calls=[REGISTER], times=-1)
-    await world.say("hand it on")
-    assert await world.replies(1, match="Send /new to start another one")
+    await world.ask("hand it on", "Send /new to start another one")
     [(error,)] = world.query("SELECT error FROM turns WHERE parent_turn_id IS NOT NULL")
     assert "the spending cap is reached" in error
 

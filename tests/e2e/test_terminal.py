@@ -135,8 +135,7 @@ async def test_revoking_access_ends_background_commands_and_open_questions(world
     await world.script(match="note it", last_role="user", tool_calls=note, times=2)
     for chat_id in (42, 43):
         await world.replies(2 if how == "pairing" and chat_id == 42 else 1, chat_id=chat_id)
-        await world.say("note it", chat_id=chat_id)
-        assert await world.replies(1, chat_id=chat_id, match="note.md")
+        await world.ask("note it", "note.md", chat_id=chat_id)
     if how == "configuration":
         world.configure("terminal: {enabled: true}\naccess: {allow: [telegram:43]}")
         await world.reload()

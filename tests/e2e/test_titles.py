@@ -24,8 +24,7 @@ async def test_a_conversation_is_named_once_and_keeps_its_name_through_a_compres
     await world.converse("why does my login fail?")
     await named(world, "Broken login")
     await world.converse(*(f"more {number} " + "words " * 400 for number in range(8)))
-    await world.say("/compress")
-    assert await world.replies(1, match="Compressed")
+    await world.ask("/compress", "Compressed")
     await named(world, "Broken login")
     assert len(world.query("SELECT 1 FROM sessions")) == 2
     for number, command in enumerate(("/title", "/sessions", "/status"), start=1):

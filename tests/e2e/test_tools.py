@@ -46,5 +46,4 @@ async def test_a_turn_that_has_used_up_its_rounds_says_so(world: World) -> None:
     await world.gateway.start(HERMES_AGENT__MAX_TOOL_ROUNDS="2")
     calls = [{"name": "register", "arguments": {"mark": "boat", "lines": 1}}]
     await world.script(match_any="circles", has_tools=True, tool_calls=calls, times=2)
-    await world.say("go round in circles")
-    assert await world.replies(1, match="used all of its 2 rounds")
+    await world.ask("go round in circles", "used all of its 2 rounds")

@@ -18,8 +18,7 @@ async def test_a_voice_message_is_answered_and_found_by_its_words(world: World) 
     said = prompt_of(request)[-1].text
     assert "remind me of the heron" in said
     assert "was spoken" in said
-    await world.say("/search heron")
-    assert await world.replies(1, match="m1 .* session")
+    await world.ask("/search heron", "m1 .* session")
     purposes = "SELECT purpose, outcome, input_tokens, output_tokens, chat_id IS NOT NULL FROM model_calls ORDER BY id"
     assert world.query(purposes)[0] == ("transcription", "ok", 10, 5, 1)
 

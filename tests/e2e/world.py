@@ -211,6 +211,16 @@ class World:
         """Send a message from a person to a group on Telegram."""
         return await self.say(text, chat_id=GROUP, chat_type="supergroup", user_id=user_id, **more)
 
+    async def ask(self, text: str, match: str, *, chat_id: int = 42, **more: object) -> None:
+        """Send a message on Telegram, and wait until the chat has a message of the bot that matches."""
+        await self.say(text, chat_id=chat_id, **more)
+        assert await self.replies(1, chat_id=chat_id, match=match, wait=20), f"{text!r}: nothing like {match!r}"
+
+    async def ask_in_group(self, text: str, match: str, *, user_id: int = 42, **more: object) -> None:
+        """Send a message to the group on Telegram, and wait until it has a message of the bot that matches."""
+        await self.say_in_group(text, user_id=user_id, **more)
+        assert await self.replies(1, chat_id=GROUP, match=match, wait=20), f"{text!r}: nothing like {match!r}"
+
     async def press(self, label: str, *, chat_id: int = 42) -> None:
         """Press a button of the newest message that has it, on Telegram."""
         await self.tg.post("callback", {"chat_id": chat_id, "user_id": chat_id, "button": label})
