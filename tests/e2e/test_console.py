@@ -91,12 +91,13 @@ async def test_a_user_sees_no_page_of_the_owner_on_any_route(world: World, owner
             assert (await ann.send("GET", f"/console/{name}/content"))[0] == 404, name
             for action in page.actions:
                 assert (await ann.send("POST", f"/console/{name}/{action}"))[0] == 404, (name, action)
-    async with Visitor(await link_for(world, "Boss", "--role", "admin")) as boss:
+    await link_for(world, "Boss", "--role", "admin")
+    async with Visitor(await link_for(world, "boss")) as boss:  # a second link keeps the role
         assert "Platforms" in await boss.read("overview")
-
-
-async def test_without_a_key_no_content_is_sent(owner: Visitor) -> None:
-    owner.key = ""
+    for name in ("owner", "!!!"):
+        code, printed = await world.command_line("url", "--for", name)
+        assert code == 1, printed
+    owner.key = ""  # without a key no content is sent
     for page in PAGES:
         assert await owner.send("GET", f"/console/{page.about.name}/content") == (401, "")
 
@@ -146,7 +147,7 @@ async def test_an_invited_person_has_a_chat_of_their_own_until_access_ends(world
     assert "cannot revoke your own access" in await owner.act("people", "revoke", person="local:owner")
 
 
-async def test_a_running_turn_is_shown_and_stopped(world: World, owner: Visitor) -> None:
+async def test_a_running_turn_is_stopped_and_a_schedule_of_another_chat_is_paused(world: World, owner: Visitor) -> None:
     await world.hold(match="long", text="never finished")
     await world.say("a long question")
     await world.turn_runs()
@@ -157,6 +158,13 @@ async def test_a_running_turn_is_shown_and_stopped(world: World, owner: Visitor)
     assert any("Stopped" in reply for reply in await world.replies(1, match="Stopped"))
     assert "already ended" in await owner.act("live", "stop", turn=turn)
     await world.release()
+    await world.say("/schedule add 0 8 * * 1 the weekly plan")
+    await world.replies(1, match="weekly plan")
+    text = await owner.read("setup")
+    assert "the weekly plan" in text
+    assert "is paused" in await owner.act("setup", "schedule", schedule="1", to="paused")
+    await owner.until("setup", lambda shown: "Resume" in shown)
+    assert "no longer exists" in await owner.act("setup", "schedule", schedule="77", to="paused")
 
 
 async def test_one_message_is_explained_alike_on_the_page_and_in_the_terminal(world: World, owner: Visitor) -> None:
@@ -191,23 +199,3 @@ async def test_costs_compressions_and_settings_are_shown(world: World, owner: Vi
     for hostile in ("costs?days=%3Cscript%3E", "chats?from=99999999999999", "compressions?order=x", "why?message=%00"):
         await owner.send("GET", f"/console/{hostile.replace('?', '/content?')}")
     assert "Traceback" not in world.gateway.log_text()
-
-
-async def test_a_schedule_of_another_chat_is_paused(world: World, owner: Visitor) -> None:
-    await world.say("/schedule add 0 8 * * 1 the weekly plan")
-    await world.replies(1)
-    text = await owner.read("setup")
-    assert "the weekly plan" in text
-    assert "is paused" in await owner.act("setup", "schedule", schedule="1", to="paused")
-    await owner.until("setup", lambda shown: "Resume" in shown)
-    assert "no longer exists" in await owner.act("setup", "schedule", schedule="77", to="paused")
-
-
-async def test_a_second_link_for_the_same_person_keeps_their_role(world: World) -> None:
-    await world.gateway.start(**world.web_chat())
-    await link_for(world, "Ann", "--role", "admin")
-    async with Visitor(await link_for(world, "ann")) as ann:
-        assert "Platforms" in await ann.read("overview")
-    for name in ("owner", "!!!"):
-        code, printed = await world.command_line("url", "--for", name)
-        assert code == 1, printed

@@ -3,19 +3,11 @@
 from tests.e2e.world import World
 
 
-async def test_a_message_gets_an_answer(world: World) -> None:
-    await world.gateway.start()
-    await world.say("hello")
-    [reply] = await world.replies(1)
-    assert reply.startswith("echo: ")
-    assert reply.endswith("hello")
-    assert await world.gateway.stop() == 0
-
-
 async def test_six_messages_sent_while_the_daemon_is_stopped_are_each_answered_in_one_turn(world: World) -> None:
     await world.gateway.start(HERMES_SESSIONS__MERGE_SECONDS="0")
     await world.say("before")
-    await world.replies(1)
+    [reply] = await world.replies(1)
+    assert (reply[:6], reply[-6:]) == ("echo: ", "before")
     assert await world.gateway.stop() == 0
     for number in range(6):
         await world.say(f"missed-{number}")

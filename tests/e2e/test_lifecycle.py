@@ -17,7 +17,6 @@ from yarl import URL
 
 from gateway.config.settings import Config
 from tests.databases import IS_POSTGRES, about_files
-from tests.e2e.chats import chat_on
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.test_discord import ready
 from tests.e2e.world import ROOT, START_SECONDS, STARTED_ANEW, STOP_SECONDS, TOKEN, World, text_of, world_in
@@ -106,41 +105,38 @@ async def test_a_user_without_a_home_directory_needs_only_hermes_home(world: Wor
     assert "Traceback" not in world.gateway.log_text()
 
 
-@pytest.mark.parametrize("platform", ["telegram", "discord"])
 async def test_a_new_operator_corrects_a_model_that_is_not_listed_and_starts_with_the_printed_command(
-    tmp_path: Path, protocol: ModelProtocol, platform: str
+    both: World,
 ) -> None:
     """`init` asks its questions at a terminal, and its last line is typed into a shell."""
-    async with chat_on(platform, tmp_path, protocol) as chat:
-        gateway = chat.world.gateway
-        address = chat.world.llm.url + protocol.root
-        asked = ("MODEL__NAME", "MODEL__BASE_URL", "MODEL__API_KEY", "ACCESS__ALLOW", "ACCESS__ADMINS")
-        for name in (*asked, f"{platform.upper()}__TOKEN"):
-            del gateway.environ[f"HERMES_{name}"]
-        refusal = {"status": 404, "body": {"error": {"message": "The model does not exist"}}}
-        await chat.world.script(model="lab-127k", error=refusal, times=-1)
-        answers = {
-            "Telegram bot token": TOKEN if platform == "telegram" else "",
-            "Discord bot token": "lab-discord-token" if platform == "discord" else "",
-            "Model name": "lab-127k",
-            "API type": "",
-            "Base URL of the API": address,
-            "API key": "",
-            "Your user id": chat.person,
-            "does not list lab-127k; did you mean": "y",
-            "(lab-127k; Enter keeps it": "lab-128k",
-            "API typ": "",
-            f"({address}; Enter keeps it": "",
-            "API k": "",
-        }
-        shown = await asyncio.to_thread(at_a_terminal, gateway.environ, ["init"], answers)
-        found = re.search(r"Start with: (.+?)\r", shown)
-        assert found is not None, shown
-        del gateway.environ["HERMES_HOME"]  # the printed command names the folder
-        gateway.program = partial(os.execv, "/bin/sh", ["sh", "-c", f"exec env {found[1]}"])
-        await chat.start()
-        await chat.ask("hello", "echo: .*hello")
-        assert (await chat.world.asked(1))[-1]["body"]["model"] == "lab-128k"
+    gateway, address = both.gateway, both.llm.url + both.protocol.root
+    asked = ("MODEL__NAME", "MODEL__BASE_URL", "MODEL__API_KEY", "ACCESS__ALLOW", "ACCESS__ADMINS")
+    for name in (*asked, "TELEGRAM__TOKEN", "DISCORD__TOKEN"):
+        del gateway.environ[f"HERMES_{name}"]
+    refusal = {"status": 404, "body": {"error": {"message": "The model does not exist"}}}
+    await both.script(model="lab-127k", error=refusal, times=-1)
+    answers = {
+        "Telegram bot token": TOKEN,
+        "Discord bot token": "lab-discord-token",
+        "Model name": "lab-127k",
+        "API type": "",
+        "Base URL of the API": address,
+        "API key": "",
+        "Your user id": "telegram:42",
+        "does not list lab-127k; did you mean": "y",
+        "(lab-127k; Enter keeps it": "lab-128k",
+        "API typ": "",
+        f"({address}; Enter keeps it": "",
+        "API k": "",
+    }
+    shown = await asyncio.to_thread(at_a_terminal, gateway.environ, ["init"], answers)
+    found = re.search(r"Start with: (.+?)\r", shown)
+    assert found is not None, shown
+    del gateway.environ["HERMES_HOME"]  # the printed command names the folder
+    gateway.program = partial(os.execv, "/bin/sh", ["sh", "-c", f"exec env {found[1]}"])
+    await ready(both)
+    await both.converse("hello")
+    assert (await both.asked(1))[-1]["body"]["model"] == "lab-128k"
 
 
 async def test_what_arrives_during_the_drain_and_a_turn_cut_by_its_end_are_answered_after_the_next_start(
@@ -188,7 +184,13 @@ async def test_a_start_that_a_locked_database_holds_up_can_be_stopped(world: Wor
         assert await asyncio.wait_for(world.gateway.stop(), 10) == 0
 
 
-async def test_a_crash_is_logged_and_ends_with_1(world: World) -> None:
+async def test_an_unknown_key_ends_with_78_and_a_crash_is_logged_and_ends_with_1(world: World) -> None:
+    world.configure("sessions:\n  busy_mod: steer\n")
+    code, output = await world.command_line("run")
+    assert code == 78
+    assert "config.yaml" in output
+    assert "busy_mode" in output, "the nearest key"
+    world.configure("")
     (world.home / "control.sock").mkdir(parents=True)
     await world.gateway.spawn()
     assert await world.gateway.wait() == 1
@@ -289,14 +291,6 @@ async def test_a_database_that_is_not_ours_ends_with_78_and_stays_as_it_was(worl
     assert "state.db" in output
     assert (foreign.read_bytes(), foreign.stat().st_mtime_ns) == before
     assert sorted(os.listdir(world.home)) == ["state.db"]
-
-
-async def test_an_unknown_key_ends_with_78_and_names_the_nearest(world: World) -> None:
-    world.configure("sessions:\n  busy_mod: steer\n")
-    code, output = await world.command_line("run")
-    assert code == 78
-    assert "config.yaml" in output
-    assert "busy_mode" in output
 
 
 async def test_the_command_line_asks_the_running_daemon(world: World) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.protocols import CHAT_COMPLETIONS, Said, chosen, conversation_of, prompt_of
+from tests.e2e.protocols import CHAT_COMPLETIONS, chosen, conversation_of, prompt_of
 from tests.e2e.world import STARTED_ANEW, World
 from tests.pictures import picture
 
@@ -114,47 +114,3 @@ async def test_a_prompt_that_the_provider_finds_too_long_is_compressed_and_answe
     assert world.query("SELECT DISTINCT layer, outcome FROM compressions") == [("overflow", "compressed")]
     assert world.query("SELECT state FROM turns WHERE state <> 'finished'") == []
     assert await world.violations() == []
-
-
-def test_a_prompt_reads_alike_in_every_shape() -> None:
-    wanted = [
-        Said("system", "be brief"),
-        Said("user", "look", 1),
-        Said("assistant", 'find {"a": 1}'),
-        Said("tool", "nothing"),
-        Said("user", "go on"),
-    ]
-    function = {"name": "find", "arguments": '{"a": 1}'}
-    picture = {"type": "image_url", "image_url": {"url": "data:"}}
-    bodies: list[dict[str, Any]] = [
-        {
-            "messages": [
-                {"role": "system", "content": "be brief"},
-                {"role": "user", "content": [{"type": "text", "text": "look"}, picture]},
-                {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]},
-                {"role": "tool", "tool_call_id": "1", "content": "nothing"},
-                {"role": "user", "content": "go on"},
-            ]
-        },
-        {
-            "instructions": "be brief",
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": "look"}, {"type": "input_image"}]},
-                {"type": "function_call", "call_id": "1", **function},
-                {"type": "function_call_output", "call_id": "1", "output": "nothing"},
-                {"type": "message", "role": "user", "content": "go on"},
-            ],
-        },
-        {
-            "system": [{"type": "text", "text": "be brief"}],
-            "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image"}]},
-                {"role": "assistant", "content": [{"type": "tool_use", "name": "find", "input": {"a": 1}}]},
-                {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "content": "nothing"}, {"type": "text", "text": "go on"}],
-                },
-            ],
-        },
-    ]
-    assert [prompt_of({"body": body}) for body in bodies] == [wanted] * 3

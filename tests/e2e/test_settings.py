@@ -26,14 +26,19 @@ def effort_of(body: Json) -> Any:
 
 
 @pytest.mark.each_protocol
-async def test_settings_and_the_effort_of_a_conversation_reach_the_provider(world: World) -> None:
-    await world.gateway.start(HERMES_MODEL__NAME="claude-opus-4-6", **SETTINGS)
+async def test_settings_of_a_task_and_the_effort_of_a_conversation_reach_the_provider(world: World) -> None:
+    calm = '{"calm": {"name": "claude-opus-4-6", "reasoning_effort": "off"}}'
+    title = {"HERMES_MODEL__ALIASES": calm, "HERMES_AUXILIARY__TITLE": "calm"}
+    await world.gateway.start(HERMES_MODEL__NAME="claude-opus-4-6", **title, **SETTINGS)
     await world.converse("one")
+    efforts = {WANTED in str(request["body"]): effort_of(request["body"]) for request in await world.asked(2)}
+    assert efforts[False] == "medium"
+    assert efforts[True] in ("none", "disabled")
     await world.ask("/think high", "reasoning effort in this conversation is high")
     await world.converse("two")
     await world.ask("/think off", "reasoning effort in this conversation is off")
     await world.converse("three")
-    requests = await world.asked(3)
+    requests = [request for request in await world.asked(4) if WANTED not in str(request["body"])]
     bodies = [request["body"] for request in requests]
     assert [body["service_tier"] for body in bodies] == ["flex"] * 3
     assert [body["top_p"] for body in bodies] == [0.97] * 3
@@ -55,14 +60,3 @@ async def test_a_setting_that_the_provider_refuses_costs_no_answer(world: World)
     await world.converse("two")
     bodies = [request["body"] for request in await world.asked(3)]
     assert ["top_p" in body for body in bodies] == [True, False, False]
-
-
-@pytest.mark.each_protocol
-async def test_a_task_has_settings_of_its_own(world: World) -> None:
-    calm = '{"calm": {"name": "claude-opus-4-6", "reasoning_effort": "off"}}'
-    title = {"HERMES_MODEL__ALIASES": calm, "HERMES_AUXILIARY__TITLE": "calm"}
-    await world.gateway.start(HERMES_MODEL__NAME="claude-opus-4-6", **title, **SETTINGS)
-    await world.ask("hello", "^echo: ")
-    efforts = {WANTED in str(request["body"]): effort_of(request["body"]) for request in await world.asked(2)}
-    assert efforts[False] == "medium"
-    assert efforts[True] in ("none", "disabled")

@@ -99,7 +99,10 @@ async def test_private_addresses_are_not_asked_whoever_leads_there(world: World,
     assert site.asked == ["/inside"]
 
 
-async def test_no_secret_of_the_configuration_leaves_in_an_address(world: World, site: Site) -> None:
+@pytest.mark.each_protocol
+async def test_no_secret_leaves_in_an_address_and_pages_that_hang_in_one_chat_hold_up_no_other(
+    world: World, site: Site
+) -> None:
     key, token = "sk-of-the-harbour-1234567890", "hbr7Qm2xLd9vTz4K"
     servers = {"ghost": {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": f"Bearer {token}"}}}
     encoded = base64.b64encode(f"ab{token}".encode()).decode()
@@ -113,6 +116,14 @@ async def test_no_secret_of_the_configuration_leaves_in_an_address(world: World,
         result = await result_of(world, "web_fetch", url=f"{site.url}/{path}")
         assert "a secret from the gateway" in result, path
     assert site.asked == []
+    hanging = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/hangs"}}] * 20
+    await world.script_calls("read them all", *hanging)
+    await world.say("read them all", chat_id=43)
+    async with asyncio.timeout(15), site.changed:
+        await site.changed.wait_for(lambda: len(site.asked) == 8)
+    async with asyncio.timeout(8):
+        assert "Boats of the year" in await result_of(world, "web_fetch", url=f"{site.url}/boats")
+    assert site.asked == ["/hangs"] * 8 + ["/boats"]
 
 
 async def test_a_search_is_offered_once_it_is_configured(world: World, site: Site) -> None:
@@ -131,16 +142,3 @@ async def test_a_search_is_offered_once_it_is_configured(world: World, site: Sit
     result = await result_of(world, "web_search", query="boats")
     assert "https://example.org/boats" in result
     assert "Barrels and ropes." in result
-
-
-@pytest.mark.each_protocol
-async def test_pages_that_hang_in_one_chat_hold_up_no_other(world: World, site: Site) -> None:
-    await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1")
-    hanging = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/hangs"}}] * 20
-    await world.script_calls("read them all", *hanging)
-    await world.say("read them all", chat_id=43)
-    async with asyncio.timeout(15), site.changed:
-        await site.changed.wait_for(lambda: len(site.asked) == 8)
-    async with asyncio.timeout(8):
-        assert "Boats of the year" in await result_of(world, "web_fetch", url=f"{site.url}/boats")
-    assert site.asked == ["/hangs"] * 8 + ["/boats"]
