@@ -158,8 +158,7 @@ async def test_a_running_turn_is_stopped_and_a_schedule_of_another_chat_is_pause
     assert any("Stopped" in reply for reply in await world.replies(1, match="Stopped"))
     assert "already ended" in await owner.act("live", "stop", turn=turn)
     await world.release()
-    await world.say("/schedule add 0 8 * * 1 the weekly plan")
-    await world.replies(1, match="weekly plan")
+    await world.ask("/schedule add 0 8 * * 1 the weekly plan", "Schedule 1 is set")
     text = await owner.read("setup")
     assert "the weekly plan" in text
     assert "is paused" in await owner.act("setup", "schedule", schedule="1", to="paused")
