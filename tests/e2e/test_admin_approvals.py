@@ -83,7 +83,6 @@ async def test_the_admins_are_asked_with_person_chat_and_call_and_the_person_is_
         assert buttons_of(closed) == []
     await world.ask("/approve a1", "It was answered", chat_id=SECOND)
     assert notebook(world) == ["buy flour"]
-    assert await world.violations() == []
 
 
 async def test_without_an_admin_who_can_be_reached_the_call_is_refused_at_once_and_doctor_says_so(world: World) -> None:

@@ -44,7 +44,6 @@ async def test_a_call_that_writes_waits_for_a_yes_and_is_run_once(world: World) 
     await world.ask("/approve", "written: buy flour")
     assert notebook(world) == ["buy flour"]
     assert world.query("SELECT state, decided_by FROM approvals") == [("approved", "telegram:42")]
-    assert await world.violations() == []
 
 
 async def test_a_no_is_told_to_the_agent_with_its_reason(world: World) -> None:
@@ -135,7 +134,6 @@ async def test_a_message_interrupts_a_turn_that_waits_for_a_yes_and_is_answered_
     assert world.query("SELECT state, error FROM turns ORDER BY id") == [("stopped", INTERRUPTED), ("finished", None)]
     await world.ask("/approve a1", "There is no open request here")
     assert notebook(world) == []
-    assert [one for one in await world.violations() if one["severity"] != "warn"] == []
 
 
 @pytest.mark.parametrize(("mode", "line"), [("steer", "use old flour"), ("queue", "/steer use old flour")])

@@ -37,7 +37,7 @@ async def test_what_changes_a_shared_conversation_is_for_admins_and_moderators(w
     assert await replies(world, 2, "Started a new conversation")
     await world.script(match="hang", hang=True)
     await say(world, "@lab_gateway_bot hang", 42)
-    await world.turn_runs(2)
+    await world.asked(2)
     await say(world, "/new@lab_gateway_bot", 50)
     count = len(refused) + 1
     assert len(await replies(world, count, "In a shared chat, only admins and moderators")) == count

@@ -73,7 +73,6 @@ async def test_a_call_waits_for_the_button_and_shows_server_tool_and_arguments(w
     await world.press("Yes, once")
     assert await world.replies(1, match="booked: Anna for 3 days")
     assert events(world).count("book Anna 3") == 1
-    assert await world.violations() == []
 
 
 async def test_a_tool_that_reads_needs_no_question_if_the_operator_says_so_or_trusts_the_servers_hint(
@@ -140,15 +139,15 @@ async def test_a_server_is_given_none_of_the_gateways_variables_and_no_secret_of
 
 
 async def test_a_call_that_takes_too_long_crashes_or_floods_is_told_and_the_server_goes_on(world: World) -> None:
-    await start(world, harbour=server(world, seconds=1, **READS))
-    assert "no answer within 1 seconds" in await call(world, "harbour__hang", word="wait")
+    await start(world, harbour=server(world, **READS), slow=server(world, seconds=1, **READS))
+    assert "no answer within 1 seconds" in await call(world, "slow__hang", word="wait")
     await happened(world, "hang cancelled")
     await assert_a_flood_takes_no_memory(world)
     since = len(world.gateway.log_bytes())
     assert "ended during the call" in await call(world, "harbour__crash")
     await connected(world, since=since)
     assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"}, word="look")
-    assert sum(line.startswith("started") for line in events(world)) == 2
+    assert sum(line.startswith("started") for line in events(world)) == 3
 
 
 async def test_stop_cancels_the_call_at_the_server(world: World) -> None:
@@ -248,7 +247,8 @@ async def test_servers_that_cannot_start_hold_nothing_up_and_say_why(world: Worl
     servers = {"ghost": {"command": "no-such-program"}, "odd": odd}
     await world.gateway.start(HERMES_MCP__SERVERS=json.dumps(servers))
     await world.converse("hello")
-    await world.until(lambda: world.gateway.log_text().count("mcp.server_failed") >= 2)
+    await world.until(lambda: all(f'"server":"{name}"' in world.gateway.log_text() for name in servers))
+    await world.gateway.wait_for_log("mcp.server_failed")
     await world.say("/mcp", chat_id=1)
     [listed] = await world.replies(1, chat_id=1, match="ghost")
     assert "the program ended with exit code 1: no key [redacted] for port 7" in listed

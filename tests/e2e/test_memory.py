@@ -55,7 +55,6 @@ async def test_preferences_are_noted_around_a_lossy_compression_and_stand_in_the
     assert system.role == "system"
     assert "- wants answers in Danish\n- is called Anna" in system.text
     assert world.query("SELECT count(*) FROM messages WHERE text LIKE '%the notes%' OR body LIKE '%harbour%'") == [(0,)]
-    assert not await world.violations()
 
 
 async def test_nothing_is_noted_by_itself_where_memory_is_off(world: World) -> None:
@@ -97,14 +96,14 @@ async def test_a_flush_that_fails_or_is_stopped_fails_no_compression(world: Worl
 async def test_a_summary_that_a_turn_waits_for_is_committed_while_its_notes_are_still_taken(world: World) -> None:
     await world.gateway.start(**FLUSH, HERMES_MODEL__CONTEXT_LENGTH="8192", HERMES_SESSIONS__MERGE_SECONDS="0")
     await world.hold(match=ASKING, tool_calls=NOTES[:1], text="")
-    await world.converse(*(f"{number} {'words ' * 400}" for number in range(12)))
+    for number in range(12):
+        await world.ask(f"{number} {'words ' * 400}", f"echo: (.|\\n)*{number} words")
     assert world.query("SELECT max(depth) > 0 FROM sessions") == [(1,)]
     assert notes_of(world, "USER.md") == ""
     await world.release()
     await noted(world, NOTED)
     [(splits,)] = world.query("SELECT max(depth) FROM sessions")
     assert len(world.query(f"{FLUSHES} AND outcome = 'ok'")) <= splits
-    assert not await world.violations()
 
 
 async def test_several_turns_go_on_after_a_split_while_notes_are_taken(world: World) -> None:
@@ -162,7 +161,6 @@ async def test_what_the_tool_has_noted_is_known_in_the_next_conversation(world: 
     await world.converse("/new", "hello")
     assert "- likes short answers" in prompt_of((await world.asked(1))[-1])[0].text
     assert world.query("SELECT DISTINCT state FROM tool_runs") == [("done",)]
-    assert not await world.violations()
 
 
 async def test_in_a_group_each_person_has_a_part_that_only_their_turns_write(world: World) -> None:
@@ -254,7 +252,6 @@ async def test_instructions_that_a_tool_read_are_named_behind_every_compression(
         said = conversation_of((await world.asked(1))[-1])
         assert "Book by rail." not in said
         assert said.count(named) == 1
-    assert not await world.violations()
 
 
 async def test_skills_are_named_in_the_prompt_and_read_when_they_are_needed(world: World) -> None:
@@ -294,7 +291,6 @@ async def test_people_see_the_list_of_what_is_to_be_done_and_empty_it(world: Wor
     assert "water the plants" in shown
     assert unclear.startswith("Send /todo")
     assert "A person cleared the to-do list" in conversation_of((await world.asked(1))[-1])
-    assert not await world.violations()
 
 
 @pytest.mark.parametrize("flush", [None, "true"])

@@ -67,7 +67,6 @@ async def test_every_kind_of_telegram_message_is_heard_or_refused(world: World) 
             faults.append(f"{case['kind']}: {fault}")
     print(f"{len(faults)} faults")
     assert faults == []
-    assert await world.violations() == []
 
 
 async def test_every_kind_of_discord_message_is_heard_or_refused(discord_world: World) -> None:

@@ -167,7 +167,6 @@ async def spend(world: World, chat: Chat, month: Month) -> None:
     # is longer than it was thought, and goes again with a lower limit.
     again = {"output_cap"} if month.engine != "compressor" and world.protocol.name == "anthropic" else set()
     assert await world.outcomes() <= {"ok"} | again, "nothing was refused, nothing failed"
-    assert await world.violations() == []
     with world.connected() as db:
         lineage_id = check_lineage(db)
         check_rows(db, lineage_id, month)

@@ -31,7 +31,6 @@ async def test_a_chat_with_tool_calls_goes_on_at_servers_that_want_short_ids_or_
     said, more = prompt_of(earlier), prompt_of(later)
     assert [one.role for one in said][-3:] == ["tool", "assistant", "user"]
     assert more[: len(said)] == said, "the beginning stays the same for the provider's cache"
-    assert [one for one in await world.violations() if one["rule"] != "user_after_tool"] == []
 
     await world.llm.post("config", {"shape": "gemma"})
     await chat.ask("third", "echo: (.|\\n)*third")

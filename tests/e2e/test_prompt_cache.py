@@ -40,7 +40,6 @@ async def test_each_call_of_a_long_conversation_reads_what_the_one_before_it_lef
         tool = '[[tool:history_search {"query": "rollout"}]] ' if turn % 3 == 1 else ""
         await world.converse(f"{tool}Note {turn}: {PARAGRAPH}")
     assert await world.gateway.stop() == 0  # the last turn may have shown a part of its answer only
-    assert await world.violations() == []
 
     made = await world.asked(0, wait=0)
     calls = [call for call in made if call["outcome"] == "ok" and not call["summary"]]

@@ -60,7 +60,6 @@ async def test_a_picture_that_was_never_stored_is_seen_by_a_reply_that_calls_the
     assert len(await world.replies(1, chat_id=GROUP)) == 1
     await world.say_in_group("@lab_gateway_bot and how long?", reply_to=number)
     assert await images_seen(world, 2) == 1, "it is fetched once"
-    assert await world.violations() == []
 
 
 async def test_a_document_is_read_by_a_reply_or_with_a_forward_and_not_read_again_while_it_is_known(
@@ -170,7 +169,6 @@ async def test_a_discord_reply_brings_the_embed_the_file_and_the_poll_that_it_an
     asked = await say(world, "", channel="general", poll=POLL)
     await say(world, "which one?", **ask, reply_to=asked["message"]["id"])
     assert "Poll: Which pier?\n- North\n- South" in await seen(world, 3)
-    assert await world.violations() == []
 
 
 async def test_discord_forwards_without_text_and_polls_are_read(discord_world: World) -> None:

