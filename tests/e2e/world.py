@@ -281,7 +281,7 @@ class World:
     @staticmethod
     async def until(claim: Callable[[], object]) -> None:
         """Wait until something about another process's files is true."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(START_SECONDS):
             while not claim():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)  # another process has no event to wait for
 
