@@ -1,6 +1,7 @@
 """Proxy between a node and its database. A test can cut its connections or make them hang."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Self
 
@@ -103,3 +104,8 @@ def all_but_the_end(data: bytes) -> int | None:
 
 
 _SYNC = b"S\0\0\0\4"
+
+
+def renumbered(data: bytes) -> bytes:
+    """Change the process id in an answer, as a connection pooler does: its clients see other ids than the server."""
+    return re.sub(rb"(K\x00\x00\x00\x0c)....", lambda found: found[1] + b"\0\0\0\x07", data, flags=re.DOTALL)

@@ -1,5 +1,4 @@
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from hermes_state.errors import DatabaseRejected
 from hermes_state.store.seats import NodeInfo
 from hermes_state.values import SystemClock
 from tests.cluster.nodes import Cluster
-from tests.cluster.proxy import Proxy
+from tests.cluster.proxy import Proxy, renumbered
 from tests.e2e.world import Gateway, World
 from tests.postgres import PASSWORD, Postgres, connect
 from tests.processes import run_gateway
@@ -95,11 +94,6 @@ async def test_a_database_that_is_not_ours_to_use_stays_as_it_is(tmp_path: Path,
         assert tables(url) == ["wp_posts"]
         postgres.run(f"REVOKE CONNECT ON DATABASE {url.rpartition('/')[2]} FROM public, hermes")
         assert 'permission denied for database "test_' in await refused(tmp_path, url)
-
-
-def renumbered(data: bytes) -> bytes:
-    """Change the process id in an answer, as a connection pooler does: its clients see other ids than the server."""
-    return re.sub(rb"(K\x00\x00\x00\x0c)....", lambda found: found[1] + b"\0\0\0\x07", data, flags=re.DOTALL)
 
 
 async def test_a_seat_behind_a_pooler_is_refused(tmp_path: Path, postgres: Postgres) -> None:

@@ -14,7 +14,7 @@ from hermes_state.errors import DatabaseRejected, LockUnavailable
 from hermes_state.store.seats import NodeInfo
 from hermes_state.store.sql import load_note, save_note
 from hermes_state.values import SystemClock
-from tests.cluster.pooler import pooler_before
+from tests.cluster.proxy import Proxy, renumbered
 from tests.gateway.helpers import Run
 from tests.hermes_state.rows import make_chat
 from tests.postgres import PASSWORD, Postgres, connect
@@ -59,8 +59,9 @@ async def test_doctor_shows_why_a_node_cannot_join_the_cluster(run: Run, postgre
         await seat.close()
     with postgres.database() as empty:
         for database in (postgres_url, empty):
-            async with pooler_before(database) as url:
-                assert "store.url points to a pooler" in (await asyncio.to_thread(run, url, "doctor")).output
+            async with Proxy(postgres.port, renumbered) as pooler:
+                done = await asyncio.to_thread(run, pooler.address_of(database), "doctor")
+                assert "store.url points to a pooler" in done.output
 
 
 def test_doctor_explains_a_database_problem_in_one_sentence(run: Run, postgres: Postgres) -> None:
