@@ -14,6 +14,7 @@
     const headers = { "Hermes-Key": hermes.key(), "HX-Request": "true" };
     const answer = await fetch(path, { ...options, headers }).catch(() => null);
     if (answer?.ok) return answer;
+    if (answer?.status === 401) { hermes.lock(true); return null; }
     const refused = answer && new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("p");
     complain(refused?.textContent ?? "The gateway does not answer. Try again in a moment.");
     return null;
@@ -25,6 +26,7 @@
   async function send(...commands) {
     if (isSending) return;
     isSending = true;
+    const isByKeyboard = document.activeElement?.matches(":focus-visible");
     for (const command of commands) {
       const body = new FormData();
       body.set("client_id", hermes.newId());
@@ -34,7 +36,8 @@
     }
     isSending = false;
     hermes.stickToEnd();
-    if (matchMedia("(hover: hover)").matches) text.focus(); // on a phone, the keyboard would open
+    // After a tap, do not move the focus, because a phone would open its keyboard.
+    if (isByKeyboard || matchMedia("(hover: hover)").matches) text.focus();
   }
 
   const isAnswering = () => {

@@ -91,6 +91,18 @@
   hermes.stopEditing = () => { takeUpDraft(); text.focus(); };
   find("editing").querySelector("button").addEventListener("click", hermes.stopEditing);
 
+  // This tab keeps the text over a reload, for example after another tab has signed in again. It cannot keep files.
+  const place = `hermes.draft ${location.pathname}`;
+  window.addEventListener("pagehide", () => {
+    const kept = [text.value, composer.elements.edits.value, draft.words, files.files.length + draft.chosenFiles.length];
+    if (kept.some(Boolean)) sessionStorage.setItem(place, JSON.stringify(kept));
+    else sessionStorage.removeItem(place);
+  });
+  const [words, edits, waiting, count] = JSON.parse(sessionStorage.getItem(place) ?? '["", "", "", 0]');
+  hermes.fill(words, [], edits);
+  draft.words = waiting;
+  if (count) complain("Your text is still here. Choose your files again.");
+
   document.addEventListener("htmx:finally:request", (event) => {
     const { ctx } = event.detail;
     const form = ctx?.request?.form;

@@ -17,7 +17,7 @@ const hermes = {
   // ---- the stream -----------------------------------------------------------------------------------------------
 
   const connection = find("connection");
-  const lock = (isLocked) => { document.body.classList.toggle("locked", isLocked); };
+  const lock = hermes.lock = (isLocked) => { document.body.classList.toggle("locked", isLocked); };
   const connected = () => { connection.hidden = true; lock(false); };
   document.addEventListener("htmx:sse:after:connection", connected);
   document.addEventListener("htmx:sse:error", (event) => {
