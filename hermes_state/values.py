@@ -291,6 +291,8 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     words_by: str | None = None  # see `InboundMessage`
     notes: tuple[str, ...] = ()
     """Facts about this message for the model, such as an attachment that could not be read."""
+    other_files: tuple[str, ...] = ()
+    """Names of attached files that were not stored, because the model cannot read them."""
     was_interrupted: bool = False
     reasoning: Reasoning | None = None  # only with tool calls, because no API expects it after a complete answer
 

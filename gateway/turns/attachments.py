@@ -83,6 +83,8 @@ class _ReadResult:
     is_in_workspace: bool = False
     transcripts: list[str] = field(default_factory=list)
     """Transcripts of recordings, which are already stored in the message."""
+    not_stored: list[str] = field(default_factory=list)
+    """Names of the message's own files that were not stored."""
 
     def note(self, sentence: str) -> None:
         """Add a note for the model, unless an earlier fetch of the same file already added it."""
@@ -129,8 +131,12 @@ class AttachmentHandler:
                 await self.store.write(_notify_sender, row, gathered, not is_useful, self.clock.now())
                 self.delivery.wake(chat_id)
             is_whole = is_whole and is_useful
-            documents, images, notes = tuple(gathered.documents), tuple(gathered.images), tuple(gathered.notes)
-            body = MessageBody(documents=documents, images=images, notes=notes)
+            body = MessageBody(
+                documents=tuple(gathered.documents),
+                images=tuple(gathered.images),
+                notes=tuple(gathered.notes),
+                other_files=tuple(gathered.not_stored),
+            )
             prepared[row.id] = PreparedMessage(body=body, attachment_ids=tuple(gathered.ids))
         return prepared if is_whole else None
 
@@ -140,12 +146,15 @@ class AttachmentHandler:
             named = f"{attachment.kind} “{file_kinds.quoted_name(attachment)}”"
             if attachment.is_quoted and attachment.file_ref:
                 gathered.note(f"{named} belongs to the quoted message")
+            stored = len(gathered.ids)
             try:
                 await self._read(chat, row, attachment, gathered)
             except AttachmentError as error:
                 log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
                 gathered.refusals.append(str(error))
                 gathered.note(f"{named} was attached but could not be read")
+            if len(gathered.ids) == stored and attachment.name and not attachment.is_quoted:
+                gathered.not_stored.append(attachment.name)
         return gathered
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:

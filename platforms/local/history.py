@@ -182,8 +182,8 @@ def _entries(
     if body.reasoning is not None and (thought := _reasoning_text(body.reasoning)):
         yield replace(shown, ref=f"{row.id}.r", kind=EntryKind.REASONING, text=_shortened(thought))
     if row.text or not body.calls:
-        stored = tuple(uploads.get(row.id, ()))
-        yield replace(shown, text=row.text or "", stored=stored, was_interrupted=body.was_interrupted)
+        files, stored = body.other_files, tuple(uploads.get(row.id, ()))
+        yield replace(shown, text=row.text or "", files=files, stored=stored, was_interrupted=body.was_interrupted)
     for number, call in enumerate(body.calls):
         result = results.get((row.turn_id, call.id))
         yield replace(

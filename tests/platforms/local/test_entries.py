@@ -131,9 +131,12 @@ def test_uploaded_files_of_a_message_are_listed() -> None:
     with migrated() as db:
         chat_id = ensure_chat(db, chat_key("main"), ChatKind.LOCAL, None, Millis(1))
         session = start_session(db, chat_id, Millis(1))
-        asked = append(db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="look"), Millis(2))
+        body = MessageBody(other_files=("cat.iso",))
+        look = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="look", body=body)
+        asked = append(db, session.id, look, Millis(2))
         append(db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="no file"), Millis(3))
         file = StoredFile(sha256="ab", path="ab/cd", name="cat.png", mime="image/png", size_bytes=3)
         insert(db, chat_id, file, Millis(2), asked)
         entries, _ = load_history(db, chat_key("main"), 10, None, ())
         assert [[file.name for file in entry.stored] for entry in entries] == [["cat.png"], []]
+        assert [entry.files for entry in entries] == [("cat.iso",), ()]
