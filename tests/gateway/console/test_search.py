@@ -74,7 +74,8 @@ async def test_an_admin_finds_all_chats_and_that_is_recorded(store: Store, tmp_p
 async def test_matching_words_are_marked(store: Store, tmp_path: Path) -> None:
     async with filled(store, tmp_path) as gateway:
         found = (await load(context_of(gateway), OWNER, {"words": "small framew*"}))["hits"]
-        assert [text for text, is_match in found[0]["pieces"] if is_match] == ["small", "framew"]
+        matches = [[text for text, is_match in hit["pieces"] if is_match] for hit in found]
+        assert sorted(matches) == [["framew", "small"], ["small", "framew"]], "the databases rank these two differently"
 
 
 @pytest.mark.parametrize(

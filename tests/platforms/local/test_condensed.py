@@ -80,15 +80,24 @@ async def test_only_the_newest_compression_that_was_not_undone_can_be_undone(loc
     assert await states() == ["", "", "undone"]
 
 
-async def test_an_open_page_shows_a_compression_and_its_undo_at_once(local: LocalHarness) -> None:
+async def test_an_open_page_shows_what_happens_to_a_compression_at_once(local: LocalHarness) -> None:
     lineage = await local.store.write(talk, 0)
     async with local.opened() as stream:
-        await local.store.write(compress, lineage, 1_000)
+        chat = await local.store.write(compress, lineage, 500)
         await local.adapter.show_typing(chat_key("main"))
         assert dividers(await stream.until("writing-now"))[0].endswith("undo")
+        await local.store.write(compress, lineage, 1_000)
+        await local.adapter.show_typing(chat_key("main"))
+        assert [one.endswith("undo") for one in dividers(await stream.until("writing-now"))] == [False, True]
         await local.store.write(undo, lineage, 2_000)
         await local.adapter.show_typing(chat_key("main"))
-        assert "undone" in dividers(await stream.until("writing-now"))[0]
+        first, second = dividers(await stream.until("writing-now"))
+        assert first.endswith("undo")
+        assert "undone" in second
+        await local.store.write(reset, chat, Millis(START + 3_000))
+        await local.adapter.show_typing(chat_key("main"))
+        [first] = dividers(await stream.until("writing-now"))
+        assert first.endswith("view summary")
 
 
 async def test_each_page_of_a_long_chat_has_the_dividers_of_its_own_time(local: LocalHarness) -> None:
