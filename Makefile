@@ -86,6 +86,8 @@ test: setup ## run every test that needs no browser; ARGS="-k name" selects some
 	@echo "protocols (make protocols), and random cases and fault tables (make fuzz)."
 	@$(BIN)/python -m pytest -n 5 --dist worksteal -m "$(PLAIN)" $(ARGS)
 
+# One of these tests also needs PostgreSQL and runs with `make test-cluster` too. Each target skips it if the other program is
+# not installed.
 test-browser: setup ## test the web chat in a headless Chromium
 	@command -v chromedriver >/dev/null || { echo "chromedriver is needed; on Debian: apt install chromium chromium-driver" >&2; exit 1; }
 	@$(BIN)/python -m pytest -m browser $(ARGS)

@@ -1,10 +1,11 @@
 """A headless Chromium for async tests. Every call waits in a thread, so that the fake services keep running."""
 
 import asyncio
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, Self, TypeVar
 import pytest
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -28,6 +30,13 @@ needs_browser = [
 
 WAIT_SECONDS = 15.0
 """Maximum wait in seconds for something that takes a fraction of a second on an idle machine."""
+
+LOOKS = [(390, 844, "light"), (390, 844, "dark"), (1280, 860, "light"), (1280, 860, "dark")]
+"""Sizes and colour schemes in which every page must be readable: those of a phone and of a desktop."""
+
+_OUTSIDE = """return [...document.querySelectorAll("#content > *, .bar, .entry, footer, #composer button")].filter(
+  (part) => { const box = part.getBoundingClientRect(); return box.left < 0 || box.right > innerWidth + 0.5; }
+).map((part) => part.outerHTML.slice(0, 80))"""
 
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
@@ -51,7 +60,7 @@ class Chromium:
         assert DRIVER is not None
         options = webdriver.ChromeOptions()
         options.binary_location = BROWSER
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         for flag in (*_FLAGS, f"--user-data-dir={self._profile}"):
             options.add_argument(flag)
         service = webdriver.ChromeService(DRIVER)
@@ -77,6 +86,25 @@ class Chromium:
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", media)
 
+    async def every_look(self) -> AsyncIterator[str]:
+        """Show the page in every look, check that it fits, and yield a name for a screenshot."""
+        for width, height, scheme in LOOKS:
+            await self.look(width, height, scheme=scheme)
+            assert await self.run("return document.documentElement.scrollWidth") == width
+            assert await self.run(_OUTSIDE) == []
+            yield f"{width}-{scheme}"
+        await self.look(1280, 860)
+
+    async def open_tab(self, url: str) -> None:
+        """Open an address in a new tab, and show this tab."""
+        await asyncio.to_thread(self._driver.switch_to.new_window, "tab")
+        await self.look(1280, 860)
+        await self.open(url)
+
+    async def show_tab(self, number: int) -> None:
+        """Show a tab. They are numbered from 0 in the order in which they were opened."""
+        await asyncio.to_thread(lambda: self._driver.switch_to.window(self._driver.window_handles[number]))
+
     async def save_to(self, folder: Path) -> None:
         """Set the folder for downloads."""
         rules = {"behavior": "allow", "downloadPath": str(folder)}
@@ -101,6 +129,25 @@ class Chromium:
     async def press(self, *keys: str) -> None:
         """Press keys in the focused element."""
         await asyncio.to_thread(lambda: self._driver.switch_to.active_element.send_keys(*keys))
+
+    async def type(self, *keys: str) -> None:
+        """Press keys as a keyboard does, whatever element has the focus."""
+        await asyncio.to_thread(ActionChains(self._driver).send_keys(*keys).perform)
+
+    async def tab_to(self, selector: str, *, is_back: bool = False) -> None:
+        """Press the tab key, with the shift key if `is_back`, until an element that matches has the focus."""
+        passed: list[str] = []
+        for _ in range(100):
+            if await self.run("return document.activeElement.matches(arguments[0])", selector):
+                return
+            passed.append(await self.run("return document.activeElement.outerHTML.slice(0, 60)"))
+            keys = ActionChains(self._driver)
+            if is_back:
+                keys = keys.key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(Keys.SHIFT)
+            else:
+                keys = keys.send_keys(Keys.TAB)
+            await asyncio.to_thread(keys.perform)
+        raise AssertionError(f"no key leads to {selector}, only to {passed}")
 
     async def write(self, text: str) -> None:
         """Type a message and send it."""
@@ -137,6 +184,14 @@ class Chromium:
         raise AssertionError(f"{selector} never was as claimed, in the end: {found}; the page:\n{page}")
 
     async def complaints(self) -> list[str]:
-        """Return the warnings and errors in the browser's console since the last call."""
+        """Return what pages should not do since the last call: warnings, errors, and requests to other origins."""
         rows = await asyncio.to_thread(self._driver.get_log, "browser")
-        return [row["message"] for row in rows if row["level"] in ("SEVERE", "WARNING")]
+        said = [row["message"] for row in rows if row["level"] in ("SEVERE", "WARNING")]
+        own = (await self.run("return location.origin"), "data:", "blob:", "chrome", "about:")
+        return said + [f"requested {url}" for url in await self.requests() if not url.startswith(own)]
+
+    async def requests(self) -> list[str]:
+        """Return the addresses that pages have requested since the last call, even if the browser refused to."""
+        rows = await asyncio.to_thread(self._driver.get_log, "performance")
+        events = [json.loads(row["message"])["message"] for row in rows]
+        return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]

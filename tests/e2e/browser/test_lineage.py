@@ -5,20 +5,16 @@ from pathlib import Path
 
 from selenium.webdriver.common.keys import Keys
 
-from tests.databases import open_store
 from tests.e2e.browser.chromium import Chromium, needs_browser, screenshots
-from tests.e2e.browser.test_local_chat import enter
-from tests.e2e.protocols import ModelProtocol
+from tests.e2e.browser.test_local_chat import echoed, enter
 from tests.e2e.test_compression import FILLER, SMALL
-from tests.e2e.world import World, world_in
-from tests.gateway.console.test_lineage import long_life
+from tests.e2e.world import World
 from tests.summaries import summary_saying
 
 pytestmark = needs_browser
 
 SETTINGS = SMALL
 HOSTILE = """<img src=x onerror="document.title='run'"> "><script>document.title='run'</script> javascript:alert(1)"""
-SIZES = [(390, 844, "light"), (390, 844, "dark"), (1280, 860, "light"), (1280, 860, "dark")]
 
 
 async def talk(browser: Chromium, *texts: str) -> None:
@@ -46,11 +42,9 @@ async def test_a_compression_is_marked_in_the_chat_and_undone_there(
     assert live.startswith("Older messages were condensed here: ")
     [meter] = await browser.wait_for("#meter a", lambda found: found != [] and "Compressed 1 time so far." in found[0])
     assert "Compression starts at" in meter
-    for width, height, scheme in SIZES:
-        await browser.look(width, height, scheme=scheme)
+    async for look in browser.every_look():
         await browser.run("document.querySelector('.condensed').scrollIntoView({block: 'center'})")
-        await browser.screenshot(screenshots(tmp_path) / f"condensed-{width}-{scheme}.png")
-        assert await browser.run("return document.documentElement.scrollWidth") == width
+        await browser.screenshot(screenshots(tmp_path) / f"condensed-{look}.png")
     order = "return [...document.querySelectorAll('#log > .entry')].map((entry) => entry.id)"
     shown = await browser.run(order)
     await browser.reload()
@@ -81,11 +75,9 @@ async def test_the_meter_opens_the_lineage_and_a_session_opens_by_keyboard(
     await browser.wait_for(".opened h2", lambda found: found != [] and found[0].startswith("Manual"))
     assert "The bridge" in " ".join(await browser.texts(".summary"))
     assert "condensed" in " ".join(await browser.texts(".label"))
-    for width, height, scheme in SIZES:
-        await browser.look(width, height, scheme=scheme)
+    async for look in browser.every_look():
         await asyncio.sleep(0.3)  # colours change with a transition
-        await browser.screenshot(screenshots(tmp_path) / f"lineage-{width}-{scheme}.png")
-        assert await browser.run("return document.documentElement.scrollWidth") == width
+        await browser.screenshot(screenshots(tmp_path) / f"lineage-{look}.png")
     await browser.run("location.search += '&words=bridge'")
     await browser.wait_for(".hits li", lambda found: found != [] and "bridge" in found[0])
     assert "match" in await browser.texts(".label")
@@ -95,23 +87,46 @@ async def test_the_meter_opens_the_lineage_and_a_session_opens_by_keyboard(
     assert await browser.complaints() == []
 
 
-async def test_a_lineage_of_a_thousand_sessions_opens_at_its_newest_session(
-    tmp_path: Path, protocol: ModelProtocol, browser: Chromium
-) -> None:
-    async with world_in(tmp_path, protocol, telegram=False) as world:
-        world.home.mkdir(parents=True, exist_ok=True)
-        store = await open_store(world.home / "state.db")
-        await store.write(long_life, 1_000)
-        await store.close()
-        await world.gateway.start(**world.web_chat())
-        await enter(world, browser)
-        await browser.run("location.href = '/console/lineage?chat=main'")
-        await browser.wait_for(".lineage h2", lambda found: found != [] and "1,000 sessions" in found[0])
-        assert await browser.run("return document.querySelectorAll('.tree circle').length") == 1_000
-        assert await browser.run("const tree = document.querySelector('.tree'); return tree.scrollLeft > 20000")
-        for width, height, scheme in SIZES:
-            await browser.look(width, height, scheme=scheme)
-            await asyncio.sleep(0.3)
-            await browser.screenshot(screenshots(tmp_path) / f"thousand-{width}-{scheme}.png")
-            assert await browser.run("return document.documentElement.scrollWidth") == width
-        assert await browser.complaints() == []
+async def test_five_tasks_need_only_the_keyboard(world: World, browser: Chromium) -> None:
+    await world.script(summary=True, text=summary_saying("The parrot."))
+    await world.script(match="Message", text=FILLER, times=4)
+    await world.script(match="story", text="Once upon a time, there was a boat.", chunk_chars=8, pause_after=2)
+    await enter(world, browser)
+    await browser.type("The parrot sang.", Keys.ENTER)  # ask
+    await browser.wait_for(".answer .body", echoed("The parrot sang."))
+    await browser.tab_to(".is-newest [data-act=retry]", is_back=True)  # retry
+    await browser.type(Keys.ENTER)
+    await browser.wait_for(".undone .body", lambda found: len(found) == 1)
+    await browser.wait_for(".answer:not(.undone) .body", echoed("The parrot sang."))
+    await browser.wait_for("#text:focus", lambda found: len(found) == 1)
+
+    await browser.type("Tell me a story", Keys.ENTER)  # stop
+    await browser.wait_for(".preview .body", lambda found: found != [] and "Once" in found[0])
+    await browser.tab_to("#writing button", is_back=True)
+    await browser.type(Keys.ENTER)
+    await browser.wait_for(".answer .mark", lambda found: "stopped" in found)
+    await browser.wait_for("#text:focus", lambda found: len(found) == 1)
+
+    for number in range(4):  # undo a compression
+        count = len(await browser.texts(".answer .body"))
+        await browser.type(f"Message {number}", Keys.ENTER)
+        await browser.wait_for(".answer .body", lambda found, count=count: len(found) == count + 1)
+    await browser.type("/compress", Keys.ENTER)
+    await browser.wait_for(".condensed > div", lambda found: found != [] and found[0].endswith("undo"))
+    await browser.tab_to(".condensed form button", is_back=True)
+    await browser.type(Keys.ENTER)
+    await browser.wait_for(".condensed > div", lambda found: "undone" in found[0] and not found[0].endswith("undo"))
+
+    await browser.tab_to("#page-menu a[href='/console/search']", is_back=True)  # find an old message
+    await browser.type(Keys.ENTER)
+    await browser.wait_for("input[name=words]", lambda found: len(found) == 1)
+    await browser.tab_to("input[name=words]")
+    await browser.type("parrot", Keys.ENTER)
+    await browser.wait_for("mark", lambda found: found != [])
+    await browser.tab_to(".hits a")
+    await browser.type(Keys.ENTER)
+    await browser.wait_for("#found", lambda found: len(found) == 1)
+    await browser.tab_to("#content .soft a")
+    await browser.type(Keys.ENTER)
+    await browser.wait_for(".entry.found .body", lambda found: "parrot" in found[0])
+    assert await browser.complaints() == []

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from aiohttp import web
 
 from tests.e2e.browser.chromium import Chromium, needs_browser, screenshots
@@ -32,23 +31,19 @@ async def serve_hostile_models() -> web.AppRunner | None:
     return runner
 
 
-@pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 860, "light"), (390, 844, "dark")])
-async def test_a_new_owner_chooses_a_model(
-    telegram_world: World, browser: Chromium, tmp_path: Path, width: int, height: int, scheme: str
-) -> None:
-    world = telegram_world
+async def test_a_new_owner_chooses_a_model(telegram_world: World, browser: Chromium, tmp_path: Path) -> None:
     folder = screenshots(tmp_path)
+    world = telegram_world
     await start_new(world)
     server = await serve_hostile_models()
     try:
-        await browser.look(width, height, scheme=scheme)
         await browser.open(await world.gateway.printed_url())
         await browser.wait_for("#content h3", lambda found: found[:1] == ["Use an API key"])
         assert "/console/start" in await browser.run("return location.pathname")
-        await browser.screenshot(folder / f"start-{width}-{scheme}.png")
+        async for look in browser.every_look():
+            await browser.screenshot(folder / f"start-{look}.png")
         await browser.run("document.getElementById('scroll').scrollTo(0, 99999)")
-        await browser.screenshot(folder / f"start-end-{width}-{scheme}.png")
-        assert await browser.run("return document.documentElement.scrollWidth") == width
+        await browser.screenshot(folder / "start-end-1280.png")
         if server is not None:
             assert await browser.texts("#content option") == [HOSTILE, "qwen3:8b"]
         assert await browser.run("return document.querySelectorAll('#content :is(img, script)').length") == 0
@@ -57,12 +52,14 @@ async def test_a_new_owner_chooses_a_model(
         await fill(browser, key="sk-lab-0123456789", address=f"{world.llm.url}/none", model=HOSTILE)
         await browser.wait_for("#complaint", lambda found: "Nothing was saved" in found[0])
         assert await browser.run("return document.querySelector('[name=key]').value") == "sk-lab-0123456789"
-        await browser.screenshot(folder / f"start-refused-{width}-{scheme}.png")
+        async for look in browser.every_look():
+            await browser.screenshot(folder / f"start-refused-{look}.png")
         await fill(browser, key="sk-lab-0123456789", address=f"{world.llm.url}/v1", model="lab-128k")
         await browser.wait_for("#said", lambda found: "lab-128k now answers" in found[0])
         await browser.wait_for(".lead", lambda found: found[0].startswith("lab-128k at 127.0.0.1 answers"))
         assert await browser.run("return document.querySelector('[name=key]').value") == ""
-        await browser.screenshot(folder / f"start-done-{width}-{scheme}.png")
+        async for look in browser.every_look():
+            await browser.screenshot(folder / f"start-done-{look}.png")
         assert "sk-lab-0123456789" not in await browser.run("return document.documentElement.outerHTML")
         assert await browser.run("return document.title") != "owned"
         refused = [line for line in await browser.complaints() if "409" not in line]
