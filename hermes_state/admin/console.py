@@ -8,6 +8,7 @@ from hermes_state.values import ChatId, ChatKey, ChatKind, MicroUsd, Millis, Tur
 
 # Purpose: name a chat for people. Groups have a title; a direct chat has the name of the person who wrote last.
 _LABEL = f"coalesce(nullif({chat_label('a.lineage_id')}, ''), a.title, '')"
+_SPENT = "CASE WHEN count(*) = 0 THEN 0 ELSE sum(m.cost_microusd) END"
 _ACTIVE = "LEFT JOIN sessions a ON a.id = c.active_session_id"
 # Purpose: find open turns with the index of people's turns and the index of sub-agents.
 _OPEN_TURNS = " UNION ALL ".join(
@@ -29,7 +30,8 @@ class LiveTurn(msgspec.Struct, frozen=True, kw_only=True):
     tool: str | None
     """Tool that is running; None while the model is called."""
     calls: int
-    cost: MicroUsd
+    cost: MicroUsd | None
+    """None if no price is known."""
     is_subagent: bool
 
 
@@ -40,7 +42,7 @@ def load_live_turns(db: Connection) -> list[LiveTurn]:
       (SELECT r.tool_name FROM tool_runs r WHERE r.turn_id = t.id AND r.state = 'started' ORDER BY r.id DESC LIMIT 1)
         AS tool,
       (SELECT count(*) FROM model_calls m WHERE m.turn_id = t.id) AS calls,
-      (SELECT coalesce(sum(m.cost_microusd), 0) FROM model_calls m WHERE m.turn_id = t.id) AS cost
+      (SELECT {_SPENT} FROM model_calls m WHERE m.turn_id = t.id) AS cost
     FROM turns t JOIN chats c ON c.id = t.chat_id {_ACTIVE}
     WHERE t.id IN ({_OPEN_TURNS}) ORDER BY t.started_at, t.id"""
     return select(db, LiveTurn, query)
@@ -56,8 +58,8 @@ class ChatRow(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     """Model chosen for the conversation; None for the configured model."""
     used_at: Millis
-    cost: MicroUsd
-    """Cost of all calls with a known price."""
+    cost: MicroUsd | None
+    """Cost of all calls with a known price; None if no price is known."""
     is_unreachable: bool
 
 
@@ -66,7 +68,7 @@ def load_chats(db: Connection, words: str, platform: str, before: int, limit: in
     query = f"""SELECT * FROM (
       SELECT c.id, {columns(ChatKey, "c", "key")}, c.kind, {_LABEL} AS label, a.chosen_model AS model,
         coalesce(a.last_human_at, c.updated_at) AS used_at, c.unreachable_since IS NOT NULL AS is_unreachable,
-        (SELECT coalesce(sum(m.cost_microusd), 0) FROM model_calls m WHERE m.chat_id = c.id) AS cost
+        (SELECT {_SPENT} FROM model_calls m WHERE m.chat_id = c.id) AS cost
       FROM chats c {_ACTIVE} WHERE c.deleted_at IS NULL AND (:platform = '' OR c.platform = :platform)) found
     WHERE :words = '' OR lower(label) LIKE :pattern ESCAPE '!' OR lower("key.chat_ref") LIKE :pattern ESCAPE '!'
     ORDER BY used_at DESC, id DESC LIMIT :limit OFFSET :before"""

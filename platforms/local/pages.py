@@ -8,7 +8,7 @@ import jinja2
 from markupsafe import Markup
 
 from hermes_state.text import counted, dollars, duration
-from hermes_state.values import ChatKey
+from hermes_state.values import ChatKey, MicroUsd
 from hermes_state.web_chats import shown_name
 from platforms.base import MenuCommand
 from platforms.console import ConsolePage, Values, WebPerson, author, platform_name
@@ -29,7 +29,7 @@ class PageWriter:
             undefined=jinja2.StrictUndefined,
         )
         environment.filters.update(markdown=to_html, shown=shown_name, platform=platform_name)
-        environment.filters.update(dollars=dollars, duration=duration, counted=counted)
+        environment.filters.update(dollars=_dollars, duration=duration, counted=counted)
         names = frozenset(item.name for item in menu)
         environment.globals.update(menu=tuple(menu), commands=names, max_file_bytes=max_file_bytes, author=author)
         self._environment = environment
@@ -55,6 +55,10 @@ class PageWriter:
         """Render a macro of `fragments.html` or `chat_list.html`."""
         made: Markup = self._macros[macro](*values)
         return made.strip()
+
+
+def _dollars(cost: MicroUsd | None) -> str:
+    return "unknown" if cost is None else dollars(cost)
 
 
 def chat_key(name: str, person_id: str = "") -> ChatKey:
