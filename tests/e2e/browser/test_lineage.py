@@ -128,5 +128,5 @@ async def test_five_tasks_need_only_the_keyboard(world: World, browser: Chromium
     await browser.wait_for("#found", lambda found: len(found) == 1)
     await browser.tab_to("#content .soft a")
     await browser.type(Keys.ENTER)
-    await browser.wait_for(".entry.found .body", lambda found: "parrot" in found[0])
+    await browser.wait_for(".entry.found .body", lambda found: found != [] and "parrot" in found[0])
     assert await browser.complaints() == []
