@@ -6,19 +6,15 @@ import pytest
 
 from gateway.console.handler import PAGES
 from tests.cluster.nodes import Cluster
-from tests.cluster.test_web_chat import STORY, start_apart
-from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
+from tests.cluster.test_workers import STORY, start_with_page
+from tests.e2e.browser.chromium import Chromium, needs_browser
 from tests.summaries import summary_saying
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.cluster,
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
-]
+pytestmark = [*needs_browser, pytest.mark.cluster]
 
 
 async def test_a_chat_and_every_page_work_while_another_node_answers(cluster: Cluster, tmp_path: Path) -> None:
-    worker = await start_apart(cluster, HERMES_MODEL__CONTEXT_LENGTH="32768", HERMES_COMPRESSION__MODE="blocking")
+    worker = await start_with_page(cluster, HERMES_MODEL__CONTEXT_LENGTH="32768", HERMES_COMPRESSION__MODE="blocking")
     await cluster.script(summary=True, text=summary_saying("The parrot."))
     await cluster.script(match="Message", text="The parrot sang, and we listened. " * 120, times=5)
     async with Chromium(tmp_path / "profile") as browser:

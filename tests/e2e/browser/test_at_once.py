@@ -4,22 +4,16 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
+from tests.e2e.browser.chromium import Chromium, needs_browser
 from tests.e2e.browser.test_chat_list import open_menu
-from tests.e2e.browser.test_local_chat import browser, echoed, enter, world
+from tests.e2e.browser.test_local_chat import echoed, enter
 from tests.e2e.browser.test_message_actions import act
 from tests.e2e.test_console import link_for
 from tests.e2e.world import World
 
-__all__ = ["browser", "world"]  # fixtures
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
-]
+pytestmark = needs_browser
 
 STORY = "Once upon a time, there was a boat on the lake."
 VALUE = "return document.getElementById('text').value"
