@@ -4,7 +4,9 @@ This package does not depend on any chat platform. `agent.turn.Agent` runs a tur
 
 - `agent.model`: calls to models from any provider
 - `agent.tools`: functions that a model can call
-- `agent.memory`: notes that outlive a conversation, and other files that prompts contain
+- `agent.memory`: long-term memory, and the other files whose text is added to prompts
 - `agent.context`, `agent.engines`: compression, and the plugin interface for other context engines
-- `agent.model.usage`, `agent.handoff`, `agent.images`: token estimates, handoff messages, images
+- `agent.model.usage`: token estimates
+- `agent.handoff`: messages that contain the summary of earlier messages
+- `agent.images`: images in prompts
 """

@@ -53,9 +53,9 @@ PASSING_OUTCOMES = frozenset(
 MAX_LENGTH_PERCENT = 150
 """Maximum length of a summary, in percent of the requested length. Longer summaries are shortened."""
 _FRAME_TOKENS = int(estimated_text_tokens(framed("")))
-"""Tokens of the frame around every handoff."""
+"""Number of tokens in the fixed text around every summary in a handoff."""
 _MIN_CONTENT = 2 * _FRAME_TOKENS
-"""Minimum number of tokens in the middle that makes a model call worthwhile."""
+"""Minimum number of tokens to summarise. For fewer tokens, a model call is not worthwhile."""
 
 
 class Engine(Protocol):
@@ -72,7 +72,7 @@ class Engine(Protocol):
         """Return the compression that a conversation needs before its next model call, or None."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Return a compression or the reason why there is none, and the new state. Engine errors are not raised."""
+        """Return a compression, or the reason why there is none, and the new state. Never raises an engine's error."""
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         """Return a preview of a compression, without a model call or a write. Can run in a thread."""
@@ -84,13 +84,13 @@ class Engine(Protocol):
         """Return the prompt size at which the engine compresses the conversation."""
 
     async def on_event(self, event: EngineEvent) -> None:
-        """Handle an event. Never raises and returns quickly."""
+        """Handle an event. This method must return quickly and must not raise."""
 
     def tools(self) -> Sequence[Tool]:
         """Return the engine's tools for the model."""
 
     async def close(self) -> None:
-        """Release all resources. The conversations continue."""
+        """Release all resources. This does not end the conversations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,8 +305,8 @@ class Compressor:
 def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
     """Return True if a compression saves enough for a model call.
 
-    For automatic compression, at least 10 % of the threshold must be new since the last handoff. Otherwise, one
-    compression would soon follow another. For `/compress`, a gain of `_MIN_CONTENT` tokens is enough.
+    For automatic compression, the new messages since the last handoff must fill at least 10 % of the threshold.
+    Otherwise, the next compression would follow too soon. For `/compress`, a gain of `_MIN_CONTENT` tokens is enough.
     `content`: tokens that would leave the view. `fresh`: the part that is not from an earlier handoff.
     """
     if job.must_shrink or job.message_limit is not None:
@@ -320,10 +320,11 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
     """Return True if a small window still has room and a compression would free less than 60 % of the threshold.
 
-    Without this check, every second turn could compress in a small window. There is room if the prompt stays below the
-    hygiene limit after its expected growth, which is the larger of two numbers. The first is the number of tokens added
-    in the last 30 seconds (the time of a typical summary), without the newest step. The second is the size of the
-    largest of the last three steps of the same kind (after a message, or after tool results).
+    Without this check, every second turn could compress in a small window. The window has room if the prompt stays
+    below the hygiene limit even after it grows by the larger of these numbers:
+
+    - the tokens added in the last 30 seconds (the time of a typical summary), without the newest step
+    - the size of the largest of the last three steps of the same kind (after a message, or after tool results)
     """
     limits, rows = job.limits, job.view.transcript
     freed = min(fresh, content - limits.summary_tokens(content) - _FRAME_TOKENS)

@@ -115,7 +115,8 @@ class ContextController:
     async def compress_before_turn(self, prompt: MeasuredPrompt, *, message_limit: int | None) -> None:
         """Run a hygiene compression, unless automatic compression is held back.
 
-        A turn whose prompt still fits waits at most `hold_seconds`. `message_limit`: the exceeded limit, if any.
+        A turn whose prompt still fits waits at most `hold_seconds`. `message_limit`: the maximum number of messages, if
+        the conversation has more; otherwise None.
         """
         ready = await self._ready(prompt, "hygiene")
         if ready is None:
@@ -265,8 +266,9 @@ class ContextController:
     ) -> PressureEvent | None:
         """Learn from a provider's token count, judge the last compression, and return a warning if people need one.
 
-        `usage`: None if the provider reports no counts. The estimate then judges the compression, so that a useless
-        compression is not repeated forever. `is_last`: the reply is the turn's answer, which can carry the warning.
+        `usage`: None if the provider reports no counts. In that case, the compression is judged by the estimated size,
+        so that a useless compression is not repeated forever. `is_last`: True if the reply is the turn's answer, to
+        which the warning can be added.
         """
         stored, lineage_id = state_of(prompt.view.session.context_state), prompt.conversation.lineage_id
         tokens = prompt.estimated if usage is None else usage.prompt
@@ -306,7 +308,7 @@ class ContextController:
     async def _pressure(
         self, prompt: MeasuredPrompt, state: ContextState, reported: ReportedTokens
     ) -> PressureEvent | None:
-        """Return a warning each time the prompt grows past the pressure line.
+        """Return a warning if the prompt has grown past the pressure line since the last reply.
 
         The transaction that stores the answer records the warning. Only a fall below the line is recorded here.
         """
@@ -388,7 +390,7 @@ class ContextController:
         return outcome
 
     async def _ready(self, prompt: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
-        """Return the prompt, or None if a setting, strikes, an undo or a cooldown prevents automatic compression.
+        """Return the prompt, or None if automatic compression is disabled, blocked, on hold or cooling down.
 
         If a block ends because of the prompt's size, the new state is stored, and the returned prompt contains it.
         """

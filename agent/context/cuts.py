@@ -229,7 +229,7 @@ def _tail_start(
 
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
-    """Return the start of the smallest possible tail, or a later index if that leaves no rows after the head."""
+    """Return the start of the smallest tail, or a later index if no rows would be left between head and tail."""
     start = _moved_back(exchanges, max(head_end, len(transcript) - MIN_TAIL_ROWS))
     # If that leaves nothing to compress, begin the tail after the row or exchange that follows the head.
     return start if start > head_end else _moved_forward(exchanges, head_end + 1)
@@ -247,7 +247,7 @@ def _turn_starts(transcript: Transcript) -> list[int]:
 
 
 def open_request(transcript: Transcript) -> list[int]:
-    """Return the indexes of the newest request: all rows that people wrote in its turn, and later edits."""
+    """Return the indexes of the newest request: all rows that people wrote in that turn, and later edits of them."""
     people = [index for index, row in enumerate(transcript) if row.origin is Origin.HUMAN]
     if not people:
         return []
@@ -285,7 +285,7 @@ def has_open_calls(transcript: Transcript) -> bool:
 
 
 def middle_of(transcript: Transcript, cut: Cut) -> tuple[Transcript, Handoff | None]:
-    """Return the rows between head and tail, and the earlier handoffs among them joined into one."""
+    """Return the rows of the middle, without handoffs and to-do lists, and the earlier handoffs joined into one."""
     middle = cut.middle(transcript)
     handoffs = [handoff for handoff in map(handoff_in, middle) if handoff is not None]
     return tuple(row for row in middle if row.origin not in REMADE), joined(handoffs)

@@ -1,4 +1,4 @@
-"""`ContextEngine` and `ContextCompressor`, under an import path that plugins use. The gateway does not use it."""
+"""Import path of `ContextEngine` and `ContextCompressor` for plugins. The gateway does not import this module."""
 
 from agent.engines.compressor import ContextCompressor
 from agent.engines.contract import ContextEngine

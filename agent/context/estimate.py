@@ -20,9 +20,9 @@ from hermes_state.values import EstimatedTokens, Message, ReportedTokens
 MIN_LEARNED_TOKENS = 100
 """Smallest prompt to learn from, in tokens. In smaller prompts, the frame is larger than the text."""
 MIN_STEP = 0.2
-"""Minimum weight of a new token count. Older counts lose weight, because a provider can change its tokenizer."""
+"""Minimum weight of a new token count. It keeps old counts from dominating after a provider changes its tokenizer."""
 MAX_STRIDE = 1.5
-"""Maximum factor between the scale of one token count and the learned scale. A larger factor is reduced to it."""
+"""Maximum factor by which the scale of one token count may differ from the learned scale. Larger factors are capped."""
 SETTLED_SAMPLES = 3
 
 
@@ -41,7 +41,7 @@ class Estimator:
         return self._scaled(Size(estimated_text_tokens(text), 0))
 
     def unscaled(self, tokens: int) -> int:
-        """Convert this model's tokens to unscaled tokens, as counted by `estimated_text_tokens`."""
+        """Convert a number of this model's tokens to the unscaled tokens that `estimated_text_tokens` counts."""
         return int(tokens / self._calibration.scale)
 
     def rows(self, rows: Iterable[Message], style: WireStyle) -> EstimatedTokens:
@@ -85,8 +85,8 @@ class Estimator:
     ) -> bool:
         """Learn from the token count that a provider reports for a request. Return False if the count is impossible.
 
-        `view`: helps to learn the token cost of images in long conversations. Its session has the previous count, so
-        only the rows between the two counts are uncertain. `size`: size of the request, if known.
+        `view`: helps to learn the token cost of images in long conversations. Its session stores the previous count, so
+        only the rows between the two counts must be estimated. `size`: size of the request, if known.
         """
         whole = size or self.size(request)
         if not _is_possible(reported, whole):
@@ -110,7 +110,10 @@ class Estimator:
         self._calibration = msgspec.structs.replace(known, scale=scale, samples=known.samples + 1)
 
     def _learn_price(self, request: ModelRequest, reported: int, whole: Size, view: View | None) -> bool:
-        """Learn an image's token cost. Return False if a 10 % error in the text estimate could distort the cost."""
+        """Learn the token cost of an image. Return False if that is impossible.
+
+        It is impossible if a 10 % error in the text estimate could distort the cost, or if the cost is implausible.
+        """
         known = self._calibration
         doubtful, rest, scale = whole, float(reported), known.scale
         before = view.session.reported_prompt_tokens if view is not None else None

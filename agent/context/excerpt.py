@@ -150,7 +150,7 @@ def said(row: Message) -> Iterator[str]:
 def _entries(
     rows: Sequence[Message], redact: Redact, zone: tzinfo, max_characters: int, *, has_names: bool
 ) -> Iterator[str]:
-    """Yield an entry of about `max_characters` for each row. To save time, secrets are searched for in batches."""
+    """Yield an entry of about `max_characters` for each row. To save time, search many entries at once for secrets."""
     batch: list[str] = []
     limits: list[int] = []
     size = 0
@@ -202,7 +202,7 @@ def speaker_name(text: str | None) -> str:
 
 
 def _row_tokens(row: Message) -> int:
-    """Return the estimated tokens of a row: one per three bytes for pruned rows, whose sizes are not cached."""
+    """Return the estimated tokens of a row. A pruned row counts one per three bytes, because its size is not cached."""
     if row.role is not MessageRole.TOOL and not row.body.calls:
         return ROW_TOKENS.text_tokens(row, _WHOLE)
     texts = [row.text or "", *(call.arguments for call in row.body.calls)]
@@ -302,7 +302,7 @@ def fitted(text: str, limit: Tokens) -> str:
 
 
 def bounded(text: str, redact: Redact) -> str:
-    """Return the beginning of a text without secrets and tags. If possible, do not cut a long text inside a secret."""
+    """Return the beginning of a text without secrets and tags. A long text is cut outside of secrets if possible."""
     if len(text) > QUOTED_CHARACTERS:
         cut = seam(text, QUOTED_CHARACTERS - 4_000, QUOTED_CHARACTERS)
         text = text if cut is None else text[:cut]

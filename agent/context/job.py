@@ -59,7 +59,7 @@ class Aborted:
     kind: str
     """Kind of failure as recorded in the ledger, such as `auth`."""
     reason: str
-    """One sentence for people."""
+    """The reason as one sentence, to show to people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class CompressionJob:
     must_shrink: bool
     """True if the conversation cannot continue without a compression."""
     message_limit: int | None = None
-    """Maximum number of messages, if hygiene compresses because there are more. None in all other cases."""
+    """Maximum number of messages, if hygiene compresses because the conversation has more. None in all other cases."""
     held_seconds: float = 0.0
     """Maximum seconds that a turn waits while its prompt still fits."""
     on_begin: Callable[[], Awaitable[None]] | None = None
@@ -121,7 +121,7 @@ class PreparedCompression:
     passed_over: str | None = None
     """Model that failed before another model wrote the summary."""
     summarised: int
-    """Number of messages that the handoff replaces, not counting those that earlier handoffs replaced."""
+    """Number of messages that the handoff replaces, without the messages that earlier handoffs replaced."""
     tokens_after: EstimatedTokens
 
     @property
@@ -205,9 +205,9 @@ class PressureEvent:
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Takes notes from rows that leave the view. Never raises or delays a commit. A restart repeats unfinished runs."""
+"""Takes notes from rows that leave the view. Never raises or delays a commit. A restart repeats an unfinished call."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
-"""Tells people the reason when a turn waits a long time for an automatic compression."""
+"""Tells people that a turn has to wait for an automatic compression. Called when the wait becomes noticeable."""
 ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent
 Listener: TypeAlias = Callable[[Connection, ConversationRef, ContextEvent, Millis], None]
 """Called inside the event's transaction, so its changes are committed with the event. It must only execute SQL."""

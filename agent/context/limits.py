@@ -20,7 +20,7 @@ SMALL_WINDOW = 16_000
 """Context length, in tokens, below which a window is small: head, summary and tail leave little space in it."""
 MIN_SUMMARY_CEILING = 256
 MAX_SUMMARY_TOKENS = 12_000
-"""Upper bound on the requested length of a summary, because models seldom write more in one reply."""
+"""Maximum length to request for a summary. Models seldom write more in one reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class CompressorSettings:
     protect_first_n: Annotated[int, Setting(ge=0, le=100, unit="messages")] = 3
     """Number of messages to keep unchanged at the start of a conversation if they fit in 4,000 tokens."""
     keeps_head_once: bool = False
-    """True if the second compression also summarises the head."""
+    """True to keep the head only at the first compression. Later compressions also summarise it."""
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
     """Maximum time for one summary, or a quarter of `model.turn_seconds` if that is less. Raise it for a slow model."""
     summary_template: Annotated[str | None, Setting(default_text="thirteen built-in headings")] = None
@@ -100,7 +100,7 @@ class Limits:
 
     @property
     def is_small(self) -> bool:
-        """True if the window is so small that a compression at the threshold frees little of it."""
+        """True if the window is so small that a compression at the threshold frees little space."""
         return self.context_length < SMALL_WINDOW
 
     def is_over_threshold(self, prompt: EstimatedTokens | ReportedTokens) -> bool:

@@ -1,8 +1,10 @@
-"""Standing rules and facts that the gateway copies into each new record, and the audit of a model's summary.
+"""Standing rules and facts, which are copied into each new record, and the audit of a model's summary.
 
-`sections.py` makes the sections of a new record. `rules.py` and `facts.py` choose their lines from the earlier record
-and from the rows that leave the view. `phrases.py` recognises rules in eleven languages. `audit.py` removes invented
-lines from a summary.
+A record is the text that replaces older messages: a summary, followed by these two sections.
+
+`sections.py` writes the sections. `rules.py` and `facts.py` choose the lines for them from the earlier record and from
+the rows that leave the view. `phrases.py` recognises rules in eleven languages. `audit.py` removes invented lines from
+a summary.
 
 >>> from agent.context.carried.rules import Rule
 >>> from agent.context.carried.sections import Carried

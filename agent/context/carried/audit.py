@@ -1,4 +1,4 @@
-"""Audit of a model's summary: find empty sections and names that the conversation does not contain."""
+"""Audit of a model's summary: finds empty sections, and names that do not occur in the conversation."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -16,17 +16,18 @@ log = structlog.get_logger()
 
 MIN_SECTION_WORDS = 4  # a section with fewer words counts as empty
 PIECE_CHARACTERS = 50_000
-"""Length of the pieces of text that are searched for identifiers: short, because each search blocks all threads."""
+"""Length of the pieces in which text is searched for identifiers: short, because each search blocks all threads."""
 PIECE_OVERLAP = 400  # length of the longest identifier, in characters
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
 _GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
 
 
 def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
-    """Return True if the sections say almost nothing.
+    """Return True if the sections of a summary contain almost nothing.
 
-    If the rows contain at least 20 identifiers, at least three sections must have more than three words. If the rows
-    contain fewer identifiers, the summary is hollow only if all sections are that short and some are identical.
+    If the rows contain at least 20 identifiers, a good summary has more than three words in at least three sections (or
+    in all of the `wanted` sections, if there are fewer). Otherwise, a summary is hollow only if every section has at
+    most three words and some sections are identical.
     """
     words = {text: sum(1 for _ in islice(_WORD.finditer(text), MIN_SECTION_WORDS)) for text in sections}
     looked_at = islice((one for row in rows for text in said(row) for one in identifiers(text[:2_000])), 1_000)
@@ -86,7 +87,7 @@ class _Source:
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Yield pieces of about `PIECE_CHARACTERS`. Long texts are cut so that the pieces overlap."""
+    """Yield the texts in pieces of about `PIECE_CHARACTERS`. The pieces of a long text overlap."""
     joined: list[str] = []
     length = 0
     for text in texts:

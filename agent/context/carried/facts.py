@@ -47,7 +47,7 @@ _MARKS = _UNQUOTED | {
 _NUMBER = re.compile(r"[0-9](?:[0-9A-Za-z_]|[.,:/+-](?=[0-9A-Za-z])|[ ](?=[0-9]{2})){0,60}")
 _BEFORE = re.compile(r"(?:[A-Za-z0-9_#$€£¥+][-./]?|[($€£¥] ?){1,24}\Z")
 _JOINED = re.compile(r"[A-Za-z0-9_#$€£¥+./(-]|(?<=[($€£¥]) ")
-"""Quick test for a match of `_BEFORE` before a number: looks only at the character before the number."""
+"""Quick test of the character before a number. If it does not match, the slower `_BEFORE` cannot match either."""
 _UNIT = re.compile(
     r"\.?\s?(?:[€%$£¥₽°]|eur|usd|chf|gbp|\u0440\u0443\u0431|元|円|圆|块|원|kg|km|kwh|[kmgt]b\b|uhr|点|時|시|号|號|月|日|年|월|일"
     r"|jan|feb|fév|fev|mär|mar|apr|avr|abr|ma[iyg]|ju[nil]|jui|giu|lug|aug|aoû|ago|se[pt]|o[ckut]t|out|nov|de[cz]|dic|déc|gen|ene"
@@ -128,7 +128,7 @@ class _Text:
         return self._shapes
 
     def sift(self, often: Counter[str]) -> None:
-        """Ignore lines without a number, and lines whose shape (`#` replaces each number) occurs more than twice."""
+        """Ignore lines without a number, and lines that occur more than twice if each number is replaced by `#`."""
         if self.shapes:
             lines = zip(self.raw[:QUOTED_CHARACTERS].splitlines(), self.shapes, strict=False)
             rare = [line for line, shape in lines if "#" in shape and often[shape] <= 2]
@@ -256,7 +256,7 @@ def _texts(row: Message, *, is_shared: bool) -> Iterator[_Text]:
 
 
 def arguments_of(arguments: str) -> list[str]:
-    """Return a call's arguments as strings like `name: value`. Arguments that are not JSON are returned unchanged."""
+    """Return the arguments of a tool call as strings such as `name: value`. Return invalid JSON unchanged."""
     try:
         return list(_leaves("", orjson.loads(arguments)))
     except (ValueError, RecursionError):

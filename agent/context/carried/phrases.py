@@ -1,4 +1,4 @@
-"""Phrases that mark rules, withdrawals of rules, decisions and more, in eleven languages. `phrases.toml` lists them."""
+"""Phrases in eleven languages that indicate rules, withdrawn rules, decisions and so on (listed in `phrases.toml`)."""
 
 import re
 import tomllib
@@ -37,7 +37,7 @@ class Language:
 
     @cached_property
     def either(self) -> re.Pattern[str]:
-        """Matches both rules and withdrawals. Most sentences are neither, and one search is faster than two."""
+        """Matches both rules and withdrawals. A single search is faster than two, and most sentences are neither."""
         return self._expression("rule", "take_back")
 
     @cached_property
@@ -84,7 +84,7 @@ class _Words:
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages of rules that a text may contain, each with the hint words in the text. Every rule has a hint word."""
+"""Languages whose hint words occur in a text, with these words. A text without hint words contains no rules."""
 
 
 def plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Standing rules: sentences in which people ask for something from now on, and sentences that withdraw a rule.
+"""Standing rules: requests that apply from now on, and sentences that withdraw a rule.
 
 A rule is quoted with the id of its message. In a shared chat, the quotation also names the speaker, and only the
 speaker can withdraw the rule. If it is unclear which rule a sentence withdraws, all rules stay. The sentence is listed
@@ -53,7 +53,7 @@ class Rule:
 
     @property
     def owner(self) -> str:
-        """The digest in `person`, which identifies the speaker. A name does not, because people choose their names."""
+        """The digest in `person`, which identifies the speaker. A name is not enough, because names are not unique."""
         return self.person.rpartition("#")[2]
 
     @property
@@ -64,10 +64,10 @@ class Rule:
 def rules_in_force(
     earlier: Iterable[Rule], head: Sequence[Message], rows: Sequence[Message], *, redact: Redact, is_shared: bool
 ) -> list[Rule]:
-    """Return the rules in the earlier record and in these rows that are not withdrawn, oldest first.
+    """Return the rules from the earlier record and these rows that are still in force, oldest first.
 
-    `head`: rows that stay before the record. The model still sees their rules, so these are left out. Sentences that
-    withdraw such rules are returned.
+    `head`: rows that stay in the view before the record. Their rules are left out, because the model still sees them.
+    If a sentence withdraws such a rule, the sentence is returned.
     """
     listed = {_key(rule): rule for rule in earlier}
 
@@ -172,13 +172,13 @@ def _item(sentence: str) -> str:
 
 
 def person_of(row: Message) -> str:
-    """Return a sender's name for the record, with a digest of the id, because people choose their names freely."""
+    """Return a sender's name for the record. It ends with a digest of the id, because names are not unique."""
     digest = blake2s((row.sender_ref or "").encode(), digest_size=2).hexdigest()
     return f"{speaker_name(row.sender_name)}#{digest}"
 
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
-    """Return the rule that a sentence withdraws, if clear, and whether the sentence shares a word with any rule."""
+    """Return the rule that a sentence withdraws, or None if unclear, and whether it shares a word with any rule."""
     words = _words(sentence)
     others = (_words(rule.text) for rule in rules)
     shares = (len(words & other) * 100 // max(1, min(len(words), len(other))) for other in others)

@@ -32,7 +32,7 @@ class Carried:
 
 
 def parted(record: str | None) -> tuple[str | None, Carried]:
-    """Split a record into summary and sections. If a section has an unknown format, all text counts as summary."""
+    """Split a record into summary and sections. If a section has an unknown format, all text belongs to the summary."""
     if record is None:
         return None, Carried()
     text, parsed = record, list[list[re.Match[str]]]()
