@@ -55,7 +55,7 @@ log = structlog.get_logger()
 
 READ_AGAIN = "Instructions that have left your view, read again before you go on: "
 MAX_NAMED = 8
-"""Maximum number of instruction files to list. If there are more, the most recently read ones are listed."""
+"""Maximum number of instruction files that the model is told to read again: the most recently read ones."""
 _READING = re.compile(r"read|view|open|cat|get_|terminal|shell|bash|command|more_tools|skill")
 _NAME = re.compile(
     r"(?<![\w.-])(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CRUSH|WARP|HERMES|SOUL|SKILL|CONVENTIONS|CONTRIBUTING|RULES|GUIDELINES"

@@ -174,7 +174,9 @@ class ContextController:
     async def after_overflow(
         self, conversation: ConversationRef, model: ModelHandle, error: ContextOverflow | None
     ) -> bool:
-        """Compress a prompt that is too long, after any pending compression. Return False if that did not help.
+        """Compress a prompt that is too long. Return False if that did not help.
+
+        A pending compression is committed first. If it did not help, another compression follows.
 
         `error`: the provider's refusal, or None if the prompt was not sent.
         """
@@ -192,9 +194,9 @@ class ContextController:
     async def after_unexplained(self, prompt: MeasuredPrompt, answered: int | None, *, is_again: bool) -> bool:
         """Compress a large prompt rejected by the provider without a stated reason. Return False if that does not help.
 
-        `answered`: tokens of the largest prompt that the model answered in this conversation. `is_again`: the
-        compressed prompt was refused too, so its length was not the reason. After that, no compression is tried for
-        this reason until the model answers again.
+        `answered`: tokens of the largest prompt that the model answered in this conversation. `is_again`: True if the
+        compressed prompt was rejected too, so its length was not the reason. After that, this method compresses nothing
+        until the model answers again.
         """
         state, maker = state_of(prompt.view.session.context_state), prompt.model.maker
         if is_again:

@@ -158,7 +158,7 @@ def _head_end(
     *,
     upto: int,
 ) -> int:
-    """Return the end of the head: the first `protect_first_n` rows that fit its limit, with whole exchanges."""
+    """Return the end of the head: the first `protect_first_n` rows that fit its limit, without splitting exchanges."""
     if rules.keeps_head_once and any(row.origin is Origin.SUMMARY for row in transcript):
         return 0
     end = used = 0

@@ -44,7 +44,7 @@ Redact = Callable[[str], str]
 
 
 def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = UTC, has_names: bool = False) -> str:
-    """Return the rows as text of at most about `limit` estimated tokens."""
+    """Return the rows as text, shortened to about `limit` estimated tokens if it is longer."""
     costs = [_row_tokens(row) + ENTRY_TOKENS for row in rows]
     if sum(costs) <= limit:
         return "\n".join(_entries(rows, redact, zone, _WHOLE, has_names=has_names))

@@ -29,7 +29,7 @@ from hermes_state.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPrompt:
-    """A view, the model request for it, the size of the request, and the limits when it was measured."""
+    """A view, the model request made from it, the size of the request, and the limits at that time."""
 
     conversation: ConversationRef
     view: View
@@ -37,7 +37,7 @@ class MeasuredPrompt:
     size: Size
     estimated: EstimatedTokens
     limits: Limits
-    """Limits of the conversation. They differ from the model's limits if a smaller window is assumed."""
+    """Limits of the conversation. They differ from the model's limits while a smaller window is assumed for it."""
     model_limits: Limits
     """Limits of the model. A prompt larger than its window is not sent."""
     model: ModelHandle

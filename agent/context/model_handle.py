@@ -108,16 +108,16 @@ class LearnedProfile:
 
     @property
     def max_input(self) -> Tokens | None:
-        """Maximum prompt size, if the provider's model list or a refusal states a size below the window."""
+        """Maximum prompt size, if the model catalog or a refusal states a separate limit for prompts."""
         return self._known.max_input(self.capacity.context_length, self.capacity.max_input_tokens)
 
     def window_for(self, lineage_id: LineageId) -> Tokens:
-        """Return a conversation's context length: the model's, or a guess (at least the largest accepted prompt)."""
+        """Return a conversation's context length: the model's, or a guess that fits the largest accepted prompt."""
         assumed = self._assumed.get(lineage_id)
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
     def source_for(self, lineage_id: LineageId | None) -> SizeSource:
-        """Return the source of a conversation's context length. None: the source of the model's own length."""
+        """Return the source of a conversation's context length or, if `lineage_id` is None, of the model's own."""
         if lineage_id is not None and self.window_for(lineage_id) < self.window:
             return SizeSource.GUESSED
         return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
@@ -216,7 +216,7 @@ class LearnedProfile:
             self._known = replace(self._known, calibration=known)
 
     async def largest_answered(self, lineage_id: LineageId | None = None) -> int | None:
-        """Return the size of the largest prompt that the model answered, in one conversation or, for None, in all."""
+        """Return the size of the largest prompt that the model answered, in this conversation or (None) in any."""
         return await self._store.read(largest_answered_prompt, lineage_id, self._route, self.model)
 
     async def is_disproved(self, error: ContextOverflow, prompt: EstimatedTokens) -> bool:
@@ -248,7 +248,8 @@ class LearnedProfile:
     ) -> None:
         """Guess a conversation's window: the largest common window below a prompt of `refused` tokens.
 
-        Nothing is guessed if the model accepted a prompt of this size, in any conversation or in this one (`accepted`).
+        No window is guessed if the model is known to accept a prompt of this size. `accepted`: size of the largest
+        prompt that it accepted in this conversation.
         """
         floor = max(self._accepted, accepted or 0)
         guess = next((size for size in ASSUMED_WINDOWS if size < refused), None)

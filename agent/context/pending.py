@@ -36,7 +36,7 @@ class CompressionRegistry:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
         self.notes: dict[SessionId, asyncio.Task[None]] = {}
         self.settled_chats: set[ChatId] = set()
-        """Chats whose unfinished notes from earlier processes have been started again."""
+        """Chats in which the notes that an earlier process left unfinished have been started again."""
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._tasks
@@ -55,7 +55,7 @@ class CompressionRegistry:
         tell: Callable[[], Awaitable[None]] | None = None,
         quiet_seconds: float = 0.0,
     ) -> None:
-        """Wait until the compression is prepared, at most `seconds`. Call `tell` if this takes over `quiet_seconds`."""
+        """Wait at most `seconds` until the compression is prepared. After `quiet_seconds`, call `tell` once."""
 
         async def tell_later() -> None:
             if tell is not None:

@@ -50,7 +50,7 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact) -> tuple[Transcr
 
 
 def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int], redact: Redact) -> Message:
-    """Return the row with a stub as its text. `newest`: the id of the newest row with each long text."""
+    """Return the row with a stub as its text. `newest`: for each long text, the id of the newest row with this text."""
     text = row.text or ""
     if len(text) <= WORTH_PRUNING_CHARACTERS or text.startswith(_STUB_MARK):
         return row
@@ -68,7 +68,7 @@ def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int
 
 
 def _outcome(text: str, redact: Redact) -> str:
-    """Return the outcome of a result: an exit code, the first line of an error, or the beginning."""
+    """Return the outcome of a tool call: the exit code, the beginning of an error, or the beginning of the result."""
     for part in (text[:400], text[-400:]):
         lower = part.lower()  # this check is a hundred times faster than the regular expression
         if ("exit" in lower or "returncode" in lower) and (exit_code := _EXIT.search(part)) is not None:
@@ -78,7 +78,7 @@ def _outcome(text: str, redact: Redact) -> str:
 
 
 def _target(call: ToolCall | None, redact: Redact) -> str:
-    """Return what a call is about: an argument such as its path or command, or else its first text argument."""
+    """Return the subject of a tool call: an argument such as the path or command, or else the first text argument."""
     arguments = _parsed(call.arguments) if call is not None else None
     if not isinstance(arguments, dict):
         return ""

@@ -59,7 +59,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     unexplained: tuple[str, ...] = ()
     """Models that rejected even a compressed prompt without giving a reason, so its length was not the problem."""
     pressure_level: int = 0
-    """Pressure line, in tokens, that people were last warned about. 0: no warning."""
+    """Pressure line in tokens for which the last warning was sent. 0: no warning was sent."""
     owes_notes: bool = False
     """True if the session was compressed and no model has taken notes from it yet."""
 
@@ -92,8 +92,9 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def rearmed(self, tokens: int, limits: Limits) -> "ContextState":
         """Lift a hold or a block that no longer applies to this prompt.
 
-        A hold ends when the prompt no longer fits. A block from a smaller window or from the message limit ends when
-        the prompt reaches a threshold above `blocked_at`. So people get only one notice of a block.
+        A hold ends when the prompt no longer fits. A block ends when the prompt reaches a threshold above `blocked_at`.
+        This can happen if the window was smaller at that time, or if the message limit caused the block. If a block
+        ended earlier, people would be notified of it twice.
         """
         if not limits.fits(tokens):
             return msgspec.structs.replace(self, held_at=0) if self.held_at else self
@@ -101,7 +102,10 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, blocked_at=0, strikes=0) if self.is_blocked and is_outgrown else self
 
     def compressed(self, tokens_before: int, grown: int = 0) -> "ContextState":
-        """Record a compression. The next reported prompt size judges all compressions since the last report."""
+        """Record a compression. The next reported prompt size decides whether it helped.
+
+        If several compressions happen before the next report, they are judged together.
+        """
         awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before, grown=grown)
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 
@@ -137,7 +141,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self if others == self.cooldowns else msgspec.structs.replace(self, cooldowns=others)
 
     def _cooldowns_beside(self, key: CooldownKey) -> dict[CooldownKey, Cooldown]:
-        """Return the other cooldowns with the same mark, because cooldowns of earlier settings are never used again."""
+        """Return the other cooldowns with the same mark. Cooldowns with other marks are dropped as outdated."""
         mark = key.rpartition(":")[2]
         return {
             other: cooldown

@@ -70,7 +70,7 @@ that out and keep its entries."""
 
 
 class SummaryError(ModelError):
-    """A model's reply is not a usable summary. `outcome` is for the ledger, the message for people."""
+    """A model's reply is not a usable summary. The ledger records `outcome`. The message is for people."""
 
     def __init__(self, outcome: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -80,7 +80,7 @@ class SummaryError(ModelError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryJob:
     rows: Transcript
-    """The pruned middle, without an earlier handoff."""
+    """The rows to summarise, pruned and without earlier handoffs."""
     whole: Transcript = ()
     """The same rows before pruning. The summary is allowed to mention everything in them."""
     previous: str | None = None
@@ -132,7 +132,7 @@ def summary_request(job: SummaryJob, redact: Callable[[str], str]) -> ModelReque
 
 
 def asking_row(text: str, now: Millis) -> Message:
-    """Return a request as a row, because a model request consists of rows."""
+    """Return instructions to a model as a message row, because a `ModelRequest` consists of rows."""
     return Message(
         id=MessageId(0),
         session_id=SessionId(0),
@@ -179,7 +179,7 @@ def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], 
 
 
 def audited(text: str, job: SummaryJob) -> str:
-    """Return the summary with all lines removed that contain invented names. Raises `SummaryError` if most lines do."""
+    """Return the summary without lines that contain invented names. Raises `SummaryError` if these are the majority."""
     kept = without_invented(text, job.whole, job.record, job.now, job.zone)
     if kept is None:
         raise SummaryError(
@@ -273,7 +273,7 @@ _ANY_HEADING = re.compile(
 
 
 def reformed(text: str, titles: tuple[str, ...]) -> str | None:
-    """Find the sections of a summary by name, number or order, and return them under these titles, or None."""
+    """Return a summary under these titles, with sections matched by name, number or order; None if too few match."""
     start = re.search(r"(?:^|>)[ \t]*[\[{]", text, re.MULTILINE)
     ends = [*re.finditer(r"[\]}](?=[ \t]*(?:$|<))", text, re.MULTILINE)]
     with suppress(ValueError, RecursionError):

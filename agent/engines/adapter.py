@@ -53,7 +53,7 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Origin, Sessi
 log = structlog.get_logger()
 
 MAX_HANDLES = 256
-"""Maximum number of engine objects in memory, one per conversation. The one idle for longest is dropped first."""
+"""Maximum number of engine objects in memory, one per conversation. The one idle the longest is dropped first."""
 FAILED: Final = "engine"
 
 
@@ -96,7 +96,7 @@ class PluginEngine:
         return request
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Prepare a compression. With `keep_turns`, which plugins do not support, the built-in engine does it."""
+        """Prepare a compression. If `keep_turns` is set, use the built-in engine, because plugins do not support it."""
         if job.keep_turns is not None:
             return await self.fallback.prepare(job, state)
         if has_open_calls(job.view.transcript):
@@ -180,7 +180,7 @@ class PluginEngine:
             await asyncio.wait(hung, timeout=0.1)
 
     def _handle(self, lineage_id: LineageId) -> EngineHandle:
-        """Return a conversation's handle. If there are too many, drop the handle that was idle for longest."""
+        """Return a conversation's handle. If there are too many handles, drop the one that was idle the longest."""
         if lineage_id not in self._handles:
             make, model, home, seconds = self.make, self.model, self.home, self.quick_seconds
             self._handles[lineage_id] = EngineHandle(
@@ -279,7 +279,7 @@ class PluginEngine:
         return request if has_content else None
 
     async def _says_of_list(self, handle: EngineHandle, method: str, job: CompressionJob, *, default: bool) -> bool:
-        """Ask the engine about the list. Return `default` without a call if the plugin does not override the method."""
+        """Ask the engine a question about the messages. If the plugin does not override `method`, return `default`."""
         if getattr(type(handle.engine), method, None) is getattr(ContextEngine, method):
             return default
         sent = await self._sent(job)

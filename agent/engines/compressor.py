@@ -1,7 +1,7 @@
 """`ContextCompressor`: the built-in compression as an engine for message lists.
 
 A list becomes rows, `agent.context` compresses the rows, and the result becomes a list again. The rows exist only
-during one call. Their ids are positions in the list. All texts leave these ids out, because nobody can look them up.
+during one call. Their ids are positions in the list. Nobody can look these ids up, so they are removed from all texts.
 """
 
 import re

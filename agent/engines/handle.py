@@ -32,7 +32,7 @@ from hermes_state.transcripts import View
 log = structlog.get_logger()
 
 NAMED_KEYWORDS = frozenset({"call_model", "conversation", "message_ids", "storage"})
-"""Keywords passed only to methods that name them, because older plugins may forward their `**kwargs`."""
+"""Keywords passed only to methods that declare them. Older plugins may forward `**kwargs` to code that rejects them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,14 +42,14 @@ class EngineHandle:
     name: str
     make: Callable[[], ContextEngine]
     model: ModelInfo
-    """Model that the engine received last, and the default if a caller names no model."""
+    """Model that the engine received last. It is used again if the next caller passes no model."""
     home: str = ""
     platform: str = ""
     """Platform of the conversation's chat. Empty until the engine is first asked about a compression."""
     facts: Callable[[Session], Awaitable[dict[str, Any]]]
     """Returns additional keywords about a session's conversation, for `on_session_start`."""
     quick_seconds: float
-    """Maximum time for a call that makes no model call."""
+    """Maximum seconds for an engine method that does not call a model."""
     engine: ContextEngine | None = None
     """None before the first call, after an abandoned call, and after the end of the conversation."""
     session: Session | None = None

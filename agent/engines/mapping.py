@@ -167,7 +167,7 @@ class _ListReader:
         self._restore_request()
 
     def _read_own(self, message: ListMessage, index: int) -> None:
-        """Read text that the engine wrote. A sent message can be appended to it, because roles must alternate."""
+        """Read text that the engine wrote. An engine may append a sent message to it, because roles must alternate."""
         text, before, sent = text_of(message.get("content")), "", self.sent.messages[max(0, index)]
         if index >= 0 and message["role"] == sent["role"] in ("user", "assistant") and not ids_of(sent):
             rows = self.sent.sources[index]

@@ -121,7 +121,7 @@ class RetriedImageCall:
     _refusals: list[tuple[ImageRejected, list[PlacedImage]]] = field(default_factory=list)
     """Refusals, each with the images of its request."""
     _limits: ImageLimits | None = None
-    """Limits after the refusals. None: they are unchanged."""
+    """Limits lowered by the refusals so far. None: the limits have not changed."""
 
     async def after(self, request: ModelRequest, error: ModelError) -> ModelRequest | None:
         """Return the request for the next attempt, or None if the refusal is not about images."""
@@ -140,7 +140,7 @@ class RetriedImageCall:
         return replace(request, style=await self.images.styled(request.style, kept, notes, limits))
 
     async def settle(self, request: ModelRequest) -> str | None:
-        """Learn from the refusals that came before `request` was accepted. Return a sentence for people, or None."""
+        """Learn from the refusals before `request` was accepted. Return a sentence about them for people, or None."""
         if not self._refusals:
             return None
         sent, learned = carried_images(request), await self.images.learned()

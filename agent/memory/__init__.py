@@ -1,4 +1,4 @@
-"""Long-term memory: notes that outlive a conversation, and other files that system prompts contain.
+"""Long-term memory: notes that are kept when a conversation ends, and the other files that system prompts contain.
 
 A `MemoryDirectory` (notes.py) has a folder for each chat, with `MEMORY.md` about the work and `USER.md` about the
 people. The tool `memory`, the command `/memory` and the memory flush change entries. A `SectionReader` (sections.py)

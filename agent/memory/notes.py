@@ -98,7 +98,7 @@ def replaced(text: str, piece: str, new: str | None) -> str:
 
 
 def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
-    """Split notes into the text before a person's section, its body, and the rest. Without a person, it is all body."""
+    """Split notes into the text before a person's section, its body, and the rest. If `person` is None, all is body."""
     if person is None:
         return "", text, ""
     found = re.search(rf"^## [^\n]*\({re.escape(person[0])}\)[ \t]*$\n?", text, re.MULTILINE)
@@ -110,7 +110,7 @@ def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
 
 
 def with_part(before: str, person: Person | None, part: str, behind: str) -> str:
-    """Join the notes with a changed section, under the person's current name. An empty section is removed."""
+    """Return the notes with a changed section, headed by the person's current name. An empty section is removed."""
     if person is None:
         return part
     ref, name = person

@@ -109,7 +109,7 @@ def _read(path: Path, *, flags: int = 0) -> str | None:
 
 
 def within(text: str, room: Tokens) -> str:
-    """Shorten `text` to its two ends if it exceeds about `room` tokens. Return "" if too little would remain."""
+    """Cut the middle of `text` if it exceeds about `room` tokens. Return "" if too little text would remain."""
     tokens = estimated_text_tokens(text)
     if tokens <= room:
         return text

@@ -65,7 +65,7 @@ class Endpoint:
     extra_body: Mapping[str, Any] = field(default_factory=dict)  # the provider's JSON
     cache_ttl: CacheTtl = "5m"
     sends_cache_key: bool | None = None
-    """Send `cache_key` with chat completions. None: only to OpenAI, because some other servers refuse the field."""
+    """True to send `cache_key` with chat completions. None: send it only to OpenAI, because others may refuse it."""
     default_max_tokens: int = DEFAULT_MAX_TOKENS
     """Output limit for Anthropic's API if a request sets none. Set it to the model's full output limit."""
 
@@ -244,7 +244,7 @@ class ChatModel(CalledModel, Protocol):
         """Return the model's limits.
 
         Never raises. The request is free and takes a few seconds at most. Returns None if the provider cannot be
-        reached now, or if it states limits only once a call has loaded the model.
+        reached now, or if it can state limits only after a call has loaded the model.
         """
 
     async def close(self) -> None:

@@ -44,7 +44,7 @@ SETTLED_MILLIS = 10 * 60_000
 
 
 class DailyUsage:
-    """Amount that the gateway has spent today. Older calls are summed only once, recent calls again at every check."""
+    """Amount that the gateway has spent today. The sum of older calls is kept, so each check adds only recent calls."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -87,7 +87,7 @@ def known_model(model: str) -> KnownModel | None:
 
 
 def sees_images(model: str) -> bool:
-    """True if a model's family or name shows that it accepts images."""
+    """Return True if a model's family or name shows that it accepts images."""
     known = known_model(model)
     seeing = re.compile(  # includes models whose context window is unknown
         r".*(?:vision|[-_]vl(?:[-_]|$)|\dvl(?:-|$)|llava|minicpm-v|internvl|moondream)|gemma[34]|llama4|mistral-small3"
@@ -127,7 +127,7 @@ def makers_name(name: str) -> str:
 
 
 def has_local_tag(model: str) -> bool:
-    """True if a name has a local server's tag, such as `:20b`."""
+    """Return True if a name has a local server's tag, such as `:20b`."""
     name = model.strip().lower()
     # Not local: resellers' tags for other routes to the same model, and Amazon's revisions.
     is_hosted = re.search(r":(?:free|batch|nitro|floor|exacto|extended|online|thinking|beta|\d+)$", name)
@@ -242,7 +242,7 @@ class PriceCatalog:
         return next((self._named[parts] for parts in map(_parts, spellings(name)) if parts in self._named), None)
 
     def _newest(self, name: str) -> Price | None:
-        """Return a version's price, or the newest version's if it is unlisted; None if it is older than all listed."""
+        """Return the price of this version, or else of the newest; None if this version is older than all listed."""
         family, numbers = _parts(_core(name))
         versions = self._families.get(family)
         if versions is None or not (numbers or name.endswith("-latest")):
@@ -323,7 +323,11 @@ class ModelSize:
         return Tokens(min(self.reserved_output, max(window // 4, self.reserved_output - lost)))
 
     def output_beside(self, prompt: EstimatedTokens, window: Tokens) -> Tokens:
-        """Return the output limit of a call: the configured limit, else the room that the prompt leaves."""
+        """Return the output limit of a call: the configured limit, or else the smaller of `usual_output` and the room
+        left.
+
+        If the prompt leaves almost no room, the limit is still `MIN_OUTPUT`, because the prompt's size is an estimate.
+        """
         reserved = self.reserved_in(window)
         if self.output_from is SizeSource.CONFIGURED:
             return reserved
@@ -332,7 +336,7 @@ class ModelSize:
 
 
 def room_beside(prompt: EstimatedTokens, window: Tokens) -> int:
-    """Return the number of tokens that a prompt leaves free, less a margin of 5 % of the prompt (at least 256)."""
+    """Return the number of tokens that a prompt leaves free, minus a margin of 5 % of the prompt (at least 256)."""
     return window - prompt - max(256, prompt * 5 // 100)
 
 

@@ -1,4 +1,4 @@
-"""Clients for models, which check spending caps, retry calls and calculate costs. Each has its own circuit breaker.
+"""Clients for models. A client checks spending caps, retries calls, calculates costs and has a circuit breaker.
 
 Only this module retries a model call. The SDKs' own retries are disabled.
 """
@@ -51,7 +51,7 @@ class CircuitBreaker:
     """
 
     def __init__(self, route: str, model: str, *, now: Callable[[], float] = time.monotonic) -> None:
-        """`now` returns monotonic time in seconds."""
+        """Create a closed circuit breaker. `now` returns the monotonic time in seconds."""
         self._route, self._model, self._now = route, model, now
         self._failures = self._times_opened = 0
         self._open_until, self._why = 0.0, ""
@@ -210,7 +210,7 @@ class BaseClient(Generic[M]):
             raise
 
     async def _record_refused(self, refused: Sequence[errors.ModelError], payer: Payer, purpose: str) -> None:
-        """Record the refused calls after which the `ChatModel` sent the request in another form."""
+        """Record the calls that were refused before the `ChatModel` sent the request in another form."""
         for error in refused:
             await self.ledger.record(payer, self.row(purpose, remedy_for(error).outcome, 0))
 
@@ -307,7 +307,7 @@ class ModelClient(BaseClient[ChatModel]):
         return CompletedCall(reply=reply, call=row)
 
     async def _within_cap(self, request: ModelRequest) -> ModelRequest:
-        """Return the request with its output limit lowered to the highest that the model is known to accept."""
+        """Return the request with an output limit that, as far as known, the model accepts."""
         if not self._has_asked_memory:
             self._has_asked_memory = True
             with suppress(errors.StateError):  # if this fails, a refusal states the limit again

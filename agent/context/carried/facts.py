@@ -27,7 +27,7 @@ MIN_LINE_TOKENS = 8
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
 """Speakers with their ranks. Lines with a lower rank are chosen first."""
 _FIRST_MACHINE = 2
-"""Lowest rank of texts that programs write."""
+"""Lowest rank in `SPEAKERS` of text that a program wrote."""
 _REACH = 60
 """Number of characters to quote before an identifier."""
 _UNQUOTED = {
@@ -115,7 +115,7 @@ class _Text:
     def rank(self) -> int:
         return SPEAKERS[self.speaker.partition(" ")[0]]
 
-    def hold(self, safe: str) -> None:
+    def use_safe(self, safe: str) -> None:
         """Replace the text with `safe`, a version without secrets."""
         if safe != self.raw[:QUOTED_CHARACTERS]:
             self._shapes, self._rare, self._words, self._lines = None, (), None, None
@@ -173,7 +173,7 @@ def facts_of(
                 break
             chosen.add(_best_first(some))
         chosen.fill()
-        if chosen.is_safe(redact):
+        if chosen.remove_secrets(redact):
             return tuple(sorted(chosen.kept, key=lambda fact: fact.id))
 
 
@@ -230,13 +230,13 @@ class _Choice:
             self._sources[id(text)] = text
         return True
 
-    def is_safe(self, redact: Redact) -> bool:
+    def remove_secrets(self, redact: Redact) -> bool:
         """Remove secrets from the chosen texts. Return True if there was nothing to remove."""
         is_safe = True
         for text in self._sources.values():
             safe = bounded(text.raw, redact)
             is_safe = is_safe and safe == text.raw[:QUOTED_CHARACTERS]
-            text.hold(safe)
+            text.use_safe(safe)
         return is_safe
 
 

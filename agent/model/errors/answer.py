@@ -1,4 +1,4 @@
-"""Normalised form of providers' error responses, and detection of the features listed in `features.toml`.
+"""Normalised error responses of providers, and a search for the features (kinds of wording) in `features.toml`.
 
 The error text can be in `error`, in FastAPI's `detail`, in lists, in nested JSON strings, or in a proxy's fields.
 """
