@@ -132,7 +132,7 @@ def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequ
 
 
 def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
-    """Return lines: a title, the open items that fit (those in progress first), and the number of items left out."""
+    """Return a title, the open to-do items that fit (those in progress first), and a note if there are more items."""
     is_open = [todo for todo in todos if todo.state in OPEN_STATES]
     if not is_open:
         return []

@@ -342,7 +342,7 @@ class ContextController:
     async def _compress(
         self, prompt: MeasuredPrompt, job: CompressionJob, *, seconds: float | None = None
     ) -> CompressionOutcome | None:
-        """Commit a compression when it is prepared. Start one if none is pending.
+        """Start a compression unless one is pending, wait for it, and commit it.
 
         If the prompt still fits, wait at most `seconds`, and return None if the compression is not ready by then.
         """
@@ -357,7 +357,7 @@ class ContextController:
         return await self._take_finished(job.conversation, prompt.model)
 
     async def _prepare(self, job: CompressionJob, *, state: ContextState | None = None) -> CompressionResult:
-        """Prepare a compression for a commit. Stores nothing except the cost of its model calls."""
+        """Prepare a compression without committing it. Only the cost of its model calls is stored."""
         started, is_ready = time.perf_counter(), asyncio.Event()
         result: Preparation | None = None
 

@@ -95,7 +95,7 @@ class LearnedProfile:
         self.capacity = model_size(model, configured)
         """The model's limits from the best source, without corrections that were learned from refusals."""
         self._news, self._read = 1, 0
-        """Number of known changes to the stored profile, and number of those that have been read."""
+        """Number of changes to the stored profile that are known, and number of changes that have been read."""
         self._known = ModelProfile()
         self._assumed: dict[LineageId, Tokens] = {}
         self._accepted = 0
@@ -271,7 +271,7 @@ class LearnedProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelHandle:
-    """A model that answers turns. A turn keeps its handle until it ends."""
+    """A model that answers turns. Each turn uses one handle from beginning to end."""
 
     client: ModelClient
     profile: LearnedProfile

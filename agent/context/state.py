@@ -16,7 +16,7 @@ MIN_GAIN_PERCENT = 10
 """Minimum gain in percent. A compression that leaves over 90 % of the earlier size or of the threshold is a strike."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
-"""Cooldown in seconds after a lasting failure, such as a rejected key, an empty account or a wrong model name."""
+"""Cooldown in seconds after a lasting failure, such as a rejected key, missing credit or a wrong model name."""
 LASTING_FAILURES = frozenset({"auth", "quota", "not_offered", "rejected", "unpriced"})
 CooldownKey: TypeAlias = str
 """Key made of `loop` or `hygiene`, the failed route or engine, and the mark of its settings."""

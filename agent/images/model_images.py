@@ -33,7 +33,7 @@ _REFUSED: Final = "The model's provider refused an image that was sent here."
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image in a row. The same image is in several rows if it was shown again."""
+    """An image in a message row. If it was shown again, several rows contain the same image."""
 
     row: Message
     image: Image

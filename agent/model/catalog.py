@@ -323,8 +323,7 @@ class ModelSize:
         return Tokens(min(self.reserved_output, max(window // 4, self.reserved_output - lost)))
 
     def output_beside(self, prompt: EstimatedTokens, window: Tokens) -> Tokens:
-        """Return the output limit of a call: the configured limit, or else the smaller of `usual_output` and the room
-        left.
+        """Return the output limit of a call: the configured limit, or else the room left, up to `usual_output`.
 
         If the prompt leaves almost no room, the limit is still `MIN_OUTPUT`, because the prompt's size is an estimate.
         """

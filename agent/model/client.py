@@ -28,7 +28,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 MAX_FAILURES = 3
-"""Number of consecutive failed calls after which the circuit opens. A call and its retries count once."""
+"""Number of consecutive failed calls after which the circuit opens. A call and its retries count as one."""
 OPEN_SECONDS = (30.0, 60.0, 300.0)
 """Seconds for which a circuit stays open: initially, after one failed trial, and after each further failed trial."""
 

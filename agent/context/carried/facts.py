@@ -2,8 +2,9 @@
 
 Lines from people are chosen first, then answers, then arguments of tool calls, then tool results and documents. Within
 each kind, important ("weighty") lines come first, and newer lines before older ones. If several lines differ only in a
-value, the newest is chosen. Remaining room is filled with the older ones, and with lines whose identifiers are already
-listed. In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as noise.
+value, the newest is chosen. If room remains, it is filled with the older ones, and with lines whose identifiers are
+already listed. In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as
+noise.
 """
 
 import re
