@@ -202,7 +202,7 @@ def _to_json(event: EventDict, **_: Any) -> str:
 
 
 class _LogRedactor:
-    """Processor that removes secrets under every key."""
+    """Log processor that redacts secrets in the values of all keys."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor

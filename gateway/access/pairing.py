@@ -1,7 +1,7 @@
 """Pairing: transactions that offer a code to a stranger, approve a code and revoke access.
 
-Each transaction also stores the reply to the person, so that the reply is sent exactly once. An admin can decide in a
-chat. An operator can decide on the command line, even while the daemon is stopped.
+The transactions that offer or approve a code also store the reply to the person, so that it is sent exactly once. An
+admin can decide in a chat. An operator can decide on the command line, even while the daemon is stopped.
 """
 
 from gateway.times import format_time
@@ -56,7 +56,10 @@ def offer_pairing(
 def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
-    """Give a code's recipient access, and store a welcome message. Raises `CommandError` for an invalid code."""
+    """Give access to the person who received the code, and store a welcome message.
+
+    Raises `CommandError` for an invalid code.
+    """
     return approve_request(db, pairings.hash_code(code), role, decided_by, now)
 
 
@@ -64,7 +67,7 @@ def approve_pairing(
 def approve_request(
     db: Connection, code_hash: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
-    """Do the same as `approve_pairing` for the hash of a code."""
+    """Like `approve_pairing`, but with the hash of the code instead of the code."""
     try:
         pairing = pairings.approve(db, code_hash, role, decided_by, now)
     except PairingNotFound as error:
@@ -85,7 +88,7 @@ def deny_request(db: Connection, code_hash: str) -> None:
 
 @locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """End a person's pairing, and keep their messages out of running turns. Raises `CommandError` if there is none."""
+    """End a person's pairing, and keep their messages out of running turns. Raises `CommandError` if not paired."""
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:
@@ -114,7 +117,7 @@ def pairing_row(pairing: Pairing) -> dict[str, str]:
 
 
 def _offer_key(code_hash: str) -> str:
-    """Return the dedupe key of the reply that offers a code. On approval, this key leads to the chat of the code."""
+    """Return the dedupe key of the reply that offers a code. `approve_request` uses it to find the person's chat."""
     return f"pairing:{code_hash[:16]}"
 
 
@@ -128,7 +131,10 @@ def refuse(
     cursor: Cursor | None,
     now: Millis,
 ) -> ChatId | None:
-    """Store a reply that refuses the message, but not the message. Return the chat, or None if it has the reply."""
+    """Store a reply that refuses the message. The message itself is not stored.
+
+    Return the chat, or None if this reply was already stored.
+    """
     inbox.advance_cursor(db, cursor)
     chat_id = ensure_chat(db, key, message.chat_kind, message.chat_title, now)
     reply = Reply(

@@ -139,7 +139,7 @@ class AccessControl:
         return None
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy:
-        """Return the approval policy for calls of this tool."""
+        """Return the approval policy for calls to this tool in this chat."""
         return Policy(self._live.config.tools.approval_in(chat).policy_of(tool.effect, is_mcp=tool.is_remote))
 
     def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
@@ -148,7 +148,7 @@ class AccessControl:
 
 
 def find_admin_chats(config: Config, db: Connection) -> Sequence[ChatId]:
-    """Return the direct chats in which admins can approve requests, on the configured platforms."""
+    """Return the direct chats on the configured platforms in which admins can approve requests."""
     tokens = {"telegram": config.telegram.token, "discord": config.discord.token, "local": config.local.enabled or None}
     platforms = [name for name, token in tokens.items() if token is not None]
     return load_admin_chats(db, {*map(UserRef, config.access.admins), LOCAL_OWNER}, platforms)

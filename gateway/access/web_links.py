@@ -1,4 +1,4 @@
-"""Links that sign a person in to the web chat. The gateway knows web people by a name that an admin chose."""
+"""Links that sign a person in to the web chat. An admin chooses the name that identifies a person there."""
 
 from gateway.access.permissions import AccessControl
 from hermes_state.admin import pairings
@@ -21,7 +21,7 @@ async def make_link(
     role: UserRole | None = None,
     decided_by: str = "",
 ) -> str | None:
-    """Return a new link for the owner, or for another person if a name is given. None while no page is served.
+    """Return a new link for the owner or the person called `name`, or None if this process serves no web chat.
 
     A new person gets the role `user` unless `role` says otherwise. A known person keeps their role. Raises
     `CommandError` if the name is not valid, or if the owner would lose their rights.

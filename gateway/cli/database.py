@@ -27,7 +27,7 @@ def backup(
 ) -> None:
     """Copy the database to FILE, even while the gateway runs.
 
-    If the gateway is running, it writes FILE itself, even after its database files were deleted. A gateway that runs
+    If the gateway is running, it writes FILE itself, even if its database files have been deleted. A gateway that runs
     as a systemd service can write only to its state directory.
     """
     state, target = find_state(process_environment()), Path(os.path.abspath(file))
@@ -78,7 +78,7 @@ def copy(
     to: Annotated[str, typer.Option("--to", metavar="URL|FILE", help="Empty PostgreSQL database or new file.")],
     as_json: Json = False,
 ) -> None:
-    """Copy the configured database with all ids, while no gateway runs. The source is not changed.
+    """Copy the configured database with all ids, while no gateway is running. The source is not changed.
 
     To continue an interrupted copy, run the same command again. At the end, the command compares every table in both
     databases. The target's password comes from PGPASSWORD or ~/.pgpass. Exits with code 75 if a gateway has one of the

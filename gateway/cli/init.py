@@ -128,7 +128,7 @@ def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
 
 
 def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], object]) -> dict[str, str]:
-    """Return all answers that are not empty. If `load` rejects an answer, only that question is asked again."""
+    """Ask all questions and return the answers. Ask a question again if `load` rejects its answer."""
     answers: dict[str, str] = {}
     for variable in _QUESTIONS:
         if given[variable]:
@@ -169,7 +169,7 @@ def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answe
 def _probe_all(
     load: Callable[[Mapping[str, str]], LoadedConfig], answers: dict[str, str], *, is_interactive: bool
 ) -> None:
-    """Test each configured service. After a failure, ask the user what to do, or without a terminal, end `init`."""
+    """Test each configured service. If a test fails, ask the user what to do, or end `init` if there is no terminal."""
     for variables in ((TELEGRAM_TOKEN,), (DISCORD_TOKEN,), (MODEL_NAME, *_MODEL_VARIABLES)):
         while any(name in answers for name in variables):
             try:

@@ -19,7 +19,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def confirm(question: str, *, default: bool = False) -> bool:
-    """Ask a yes-or-no question in the terminal. Enter means `default`."""
+    """Ask a yes-or-no question in the terminal. If the user only presses Enter, the answer is `default`."""
     return typer.confirm(printable(question), default=default)
 
 

@@ -88,7 +88,7 @@ class LockedChats:
         self._queue = ChatQueue()
         """Chats with work that this node does not serve yet."""
         self._stored_at: dict[ChatId, float] = {}
-        """Monotonic time, by waiting chat, just before this node stored the chat's turn."""
+        """For each waiting chat whose turn this node stored, the monotonic time just before it did so."""
         self._taking: asyncio.Task[None] | None = None
 
     @property
@@ -112,7 +112,7 @@ class LockedChats:
         self._take_soon()
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Queue a chat. If its message is new and this node is busy but not full, leave it to idle nodes at first."""
+        """Queue a chat. If its message is new and this node is busy but not full, let idle nodes take it first."""
         if started is not None:
             self._stored_at[chat_id] = asked_at
         elif is_new and self._is_busy and self._lanes.room > 0:
@@ -134,7 +134,7 @@ class LockedChats:
         self._take_soon()
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
-        """Return True if this node serves the account of the chat."""
+        """Return True if this node serves the chat's account."""
         chat = await self._lanes.store.read_short(load_chat, chat_id)
         return self._lanes.turns.previews.adapters.ownership_of(chat.key) is not None
 
@@ -146,13 +146,13 @@ class LockedChats:
         return await self._lanes.store.read_short(find_unended, own)
 
     def _take_soon(self) -> None:
-        """Start a task that takes the locks of queued chats, if this node has room."""
+        """Start a task that takes the locks of queued chats, if this node can open another lane."""
         is_taking = self._taking is not None and not self._taking.done()
         if self._queue and self._lanes.room > 0 and self._lanes.works_by(self) and not is_taking:
             self._taking = self._lanes.begin(self._take_chats(), "lanes")
 
     async def _take_chats(self) -> None:
-        """While this node has room, take the locks of waiting chats in order and open their lanes."""
+        """Take the locks of waiting chats in order and open their lanes, until this node has enough lanes."""
         lanes, queue, seat = self._lanes, self._queue, self._seat
         with suppress(StateError):  # a sweep finds the remaining work
             while queue and (room := lanes.room) > 0 and lanes.works_by(self):

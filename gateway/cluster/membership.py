@@ -66,7 +66,7 @@ def node_info(config: Config, node_id: str = "") -> NodeInfo:
 
 
 def refuse_early(loaded: LoadedConfig, url: str, *, is_fresh: bool) -> None:
-    """Check the database at `url` without changing it. Raises the error that a start would raise. Blocks."""
+    """Check the database at `url` without changing it. Raises the error with which a start would fail. Blocks."""
     check_place(loaded.database, url, node_info(loaded.config), SystemClock().now(), is_fresh=is_fresh)
 
 
@@ -85,9 +85,10 @@ class Membership:
         return node_info(self._config(), self._store.id)
 
     async def open_seat(self, on_hint: OnHint) -> Seat:
-        """Take the seat. Raises the errors of `engines.opening.open_seat`, or `ConfigError` if nodes' settings differ.
+        """Take the seat. On the first call, also compare this node's settings and clock with those of the other nodes.
 
-        Only the first call compares settings. Later calls must be fast, because turns wait for the seat.
+        Later calls must be fast, because turns wait for the seat. Raises the errors of `engines.opening.open_seat`, or
+        `ConfigError` if the settings or the clocks differ.
         """
         seconds = self._config().cluster.seat_seconds
         seat = await open_seat(self._store, seconds, lambda: self.node, on_hint, self._clock.now())

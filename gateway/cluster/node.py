@@ -1,4 +1,4 @@
-"""Cluster node: does its share of the work while it holds a seat, which is a database connection with the node's locks.
+"""Cluster node: does its share of the work while it holds a seat, the database connection that holds the node's locks.
 
 Each chat, each account and the housekeeping belong to one node at a time. A node looks for unowned work twice a second.
 Nodes also send each other hints about their writes. Without a cluster, a single daemon does all the work.
@@ -31,7 +31,7 @@ OnHintOf = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duty:
-    """Work that only one node at a time does."""
+    """Work that only one node does at a time."""
 
     name: str
     lock: SeatLock
@@ -89,7 +89,7 @@ class Node:
     on_hint: Mapping[HintKind, OnHintOf]
     """Handlers for hints that do not concern lanes."""
     abandon: Callable[[], Awaitable[None]]
-    """Stops the work of duties after the seat was lost."""
+    """Stops the work of this node's duties after the seat is lost."""
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def start(self) -> None:

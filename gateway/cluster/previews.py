@@ -69,7 +69,7 @@ class RemotePreview(LivePreview):
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Pause after showing text, and only then wait for new text, so that new text is shown at once."""
+        """Pause after showing text, and only then wait for new text. Text that arrives later is shown at once."""
         if was_sent or self.text != self._shown:
             await wait_until(self._closed, pause)
         if self.text == self._shown and not self._closed.is_set():
@@ -115,10 +115,10 @@ class RemotePreviews:
             await self.abandon()
 
     async def close(self, chat_id: ChatId) -> Mapping[TurnId, str]:
-        """End the previews of a chat's turns until their next write. Return the placeholder messages by turn.
+        """End the previews of a chat's turns, and return the placeholder messages by turn.
 
-        The sender calls this while it holds the chat's gate, so a read that began earlier cannot show anything
-        afterwards.
+        If a turn stores more text, its preview starts again. The sender calls this while it holds the chat's gate, so a
+        read that began earlier cannot show anything afterwards.
         """
         self._closed.add(chat_id)
         shown = [one for one in self._shown.values() if one.turn.chat_id == chat_id]

@@ -144,7 +144,7 @@ async def session(request: CommandRequest) -> CommandResult:
 
 
 async def why(request: CommandRequest) -> CommandResult:
-    """Explain one message, in a shared chat only a message of that chat."""
+    """Explain one message. In a shared chat, only messages of that chat can be explained."""
 
     def load(db: Connection) -> Why:
         find_place(db, request.argument, request.reachable_chat)

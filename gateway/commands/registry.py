@@ -89,7 +89,7 @@ class TaskRegistry:
         self._running: dict[InboxId, asyncio.Task[Any]] = {}  # Any: only the caller of `run` knows the result type
 
     async def run(self, command_id: InboxId, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`, or None if it was stopped. Cancelling this call cancels `work`."""
+        """Run `work` and return its result, or None if it was stopped. Cancelling this call cancels `work`."""
         task = self._running[command_id] = asyncio.create_task(work, name=f"work-{command_id}")
         try:
             await asyncio.wait({task})
@@ -166,7 +166,7 @@ class CommandRequest:
         return (int(self.argument[:9]) or None) if self.argument.isdecimal() else None
 
     async def acknowledge(self, markdown: str) -> None:
-        """Reply that the command takes a while, but not to slash commands: the platform shows that they run."""
+        """Reply that the command takes a while. Do nothing for a slash command: the platform shows its progress."""
         if self.row.payload.ticket is not None:
             return
         reply = reply_to(self.row, self.chat, CommandReply(markdown=markdown), f"inbox:{self.row.id}:begun")
@@ -274,7 +274,7 @@ class CommandRegistry:
         self.by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
 
     def resolve(self, text: str, words_by: str | None) -> tuple[ParsedCommand | None, Command | None]:
-        """Return the parsed command line and its command. Both are None for ordinary or quoted text."""
+        """Return the parsed command line and its command. Both are None for ordinary text or text by another author."""
         parsed = parse(text) if words_by is None else None
         return parsed, self.by_name.get(parsed.name) if parsed is not None else None
 

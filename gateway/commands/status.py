@@ -152,7 +152,7 @@ async def usage(request: CommandRequest) -> CommandResult:
 
 
 async def insights(request: CommandRequest) -> CommandResult:
-    """Show the spending of the last days. In a shared chat, show only the spending of that chat."""
+    """Show recent spending. In a shared chat, show only the spending of that chat."""
     days = request.number(DEFAULT_DAYS)
     if days is None or days > MAX_DAYS:
         raise CommandError(f"Send `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")

@@ -5,10 +5,10 @@
 (9000, 'HERMES_LOCAL__PORT', 'offline')
 
 `settings.py` lists every block. A block is a class of this package or a dataclass in `agent/settings.py` or
-`platforms/settings.py`. The keys of a dataclass are its fields with a `Setting`. `files.py` reads the state
-directory, `loader.py` chooses and checks the value of each key, and `blocks.py` writes the error messages.
-`old_keys.py` handles keys of earlier versions, `fields.py` is a flat table of all keys, and `docs.py` documents them.
-No other code reads the files or the environment. A reload uses `merge_for_reload`, so that no part sees half a change.
+`platforms/settings.py`. The keys of a dataclass are its fields with a `Setting`. `files.py` reads the state directory,
+`loader.py` chooses and checks the value of each key, and `blocks.py` writes the error messages. `old_keys.py` handles
+keys of earlier versions, `fields.py` is a flat table of all keys, and `docs.py` documents them. No other code reads the
+files or the environment. A reload uses `merge_for_reload`, so that a change never takes effect only in part.
 """
 
 from gateway.config.blocks import ConfigRejected

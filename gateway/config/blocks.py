@@ -74,7 +74,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def field_choices(field: FieldInfo) -> list[str]:
-    """Return the keywords that a setting accepts, or an empty list if it accepts only other values."""
+    """Return the keywords that a setting accepts, or an empty list if it accepts none."""
     return list(_words_in(field.annotation))
 
 
@@ -132,7 +132,7 @@ def problem(detail: ErrorDetails, field: FieldInfo) -> str:
 def checked_block(
     block: type[Block], values: Mapping[Any, Any], name: str, known: Iterable[str], own: Mapping[str, str] | None = None
 ) -> Block:
-    """Return the block that the user wrote under `name`, merged with the values in `own`.
+    """Return the block with the keys `values`, which the user wrote under `name`, and with the values in `own`.
 
     Raises `ValueError` for an invalid value or a key that is not in `known`.
     """

@@ -177,7 +177,10 @@ def find_state(environ: Mapping[str, str]) -> StateDirectory:
 
 
 def locate_home(environ: Mapping[str, str]) -> Path:
-    """Return the absolute path of `HERMES_HOME` (default: `~/.hermes-gateway`). Raises `ConfigError` without a home."""
+    """Return the absolute path of `HERMES_HOME` (default: `~/.hermes-gateway`).
+
+    Raises `ConfigError` if the path depends on the user's home directory, and the user has none.
+    """
     named = environ.get("HERMES_HOME", "").strip()
     if named and named != "~" and not named.startswith("~/"):
         return Path(os.path.abspath(named))
@@ -195,7 +198,7 @@ def find_user_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def prepare_home(home: Path) -> None:
-    """Create the state directory with mode 0700. Call `check_home` first. Raises `ConfigError` if this fails."""
+    """Create the state directory with mode 0700. Call `check_home` first. Raises `ConfigError` if it is not usable."""
     try:
         for directory in (home, home / "logs", home / "attachments"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)

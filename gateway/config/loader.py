@@ -94,7 +94,7 @@ class LoadedConfig(StateDirectory):
 
 @dataclass(slots=True)
 class LiveConfig:
-    """Holder of the effective configuration. Components read it at each use, because a reload replaces it."""
+    """Holds the effective configuration. Read it again for every use, because a reload replaces it."""
 
     loaded: LoadedConfig
 

@@ -39,7 +39,7 @@ from platforms.settings import DiscordSettings, LocalSettings, TelegramSettings
 
 
 class ModelConfig(RouteConfig):
-    """Model that answers. The gateway does not send parameters that you leave out, so the provider's defaults apply."""
+    """Main model. The gateway does not send parameters that you leave out, so the provider's defaults apply."""
 
     fallbacks: Fallbacks = ()
     """Models to try, in this order, if the main model fails. Each is an alias, a model name at the same provider, or a

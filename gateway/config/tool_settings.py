@@ -33,7 +33,7 @@ class ApprovalConfig(BaseConfig):
     executes: Annotated[PolicyWord, AnyCase] = "ask_admin"
     """Policy for calls that run programs."""
     mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="`ask_admin`")
-    """Policy for calls of MCP tools that do more than read. By default, `writes` or `executes` applies to them as well,
+    """Policy for calls to MCP tools that do more than read. By default, `writes` or `executes` also applies to them,
     but only if it is `allow` or `deny`."""
 
     def policy_of(self, effect: ToolEffect, *, is_mcp: bool) -> PolicyWord:

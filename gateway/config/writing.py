@@ -34,10 +34,10 @@ _HEADER = f"{_MARK}hermes-gateway. All settings: `hermes-gateway config keys`.\n
 
 
 def new_files(home: Path, answers: Mapping[str, str], *, keeps: bool = False) -> Mapping[str, str]:
-    """Return the contents of `config.yaml` and `.env` with these values of variables. An empty value removes one.
+    """Return new contents of `config.yaml` and `.env`. `answers` maps variables to values. An empty value removes one.
 
-    With `keeps`, all other values in the existing files stay. Raises `ConfigError` if a setting changes in a file that
-    a person wrote, because its comments would be lost.
+    If `keeps` is True, all other values in the existing files are kept. Raises `ConfigError` if that would change a
+    `config.yaml` that a person wrote, because its comments would be lost.
     """
     config = home / "config.yaml"
     written, env = (_text(config), _text(home / ".env")) if keeps else ("", "")
@@ -80,7 +80,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def _changed(settings: Mapping[str, Any], answers: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the settings with the answers, without blocks that become empty."""
+    """Return the settings with the answers added. Blocks that become empty are left out."""
     changed = dict(settings)
     for variable, (block, key) in _KEYS.items():
         if variable in answers:
@@ -94,7 +94,7 @@ def _changed(settings: Mapping[str, Any], answers: Mapping[str, str]) -> Mapping
 
 
 def _without(text: str, answers: Mapping[str, str]) -> str:
-    """Return the text of an `.env` file without the variables of the answers. Comments stay."""
+    """Return the text of an `.env` file without the variables in `answers`. Comments are kept."""
     bindings = list(parse_stream(StringIO(text)))
     kept = "".join(one.original.string for one in bindings if one.key is None or one.key not in answers)
     return kept if not kept or kept.endswith("\n") else kept + "\n"

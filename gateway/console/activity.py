@@ -1,4 +1,4 @@
-"""What the gateway does: overview, live turns, compressions, and costs."""
+"""Pages about the gateway's activity: overview, live turns, compressions, and costs."""
 
 import calendar
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ async def load_overview(context: ConsoleContext, person: WebPerson, query: Mappi
 
 
 def _attention(context: ConsoleContext, values: Values, caps: Sequence[CapUsage]) -> Iterator[str]:
-    """Yield sentences about what the owner should look at, the most urgent first."""
+    """Yield a sentence for each problem that needs the owner's attention, the most urgent first."""
     if context.store.trouble is not None:
         yield f"The database cannot be written: {context.store.trouble}"
     for name, health in sorted(context.adapters.health().items()):
@@ -135,7 +135,7 @@ async def stop(context: ConsoleContext, person: WebPerson, form: Mapping[str, st
 
 
 async def load_compressions(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
-    """Load the compressions of all chats, and what holds compression back."""
+    """Load the recent compressions of all chats, and the models that are paused."""
     is_newest = query.get("order") == "newest"
     since = Millis(context.clock.now() - COMPRESSION_DAYS * DAY_MS)
     rows = await context.store.read(console.load_compressions, since, 200, not is_newest)
@@ -177,9 +177,10 @@ async def load_costs(context: ConsoleContext, person: WebPerson, query: Mapping[
 
 
 def forecast(days: Sequence[tuple[date, TotalUsage]]) -> str | None:
-    """Return the expected cost of the current month, from the mean of the last seven days, or None without costs.
+    """Return the expected cost of the current month. Return None if there are no costs, or too few days.
 
-    The last entry is today. Today is not yet over, so it counts at least as much as a mean day.
+    `days` ends with today. It must begin by the first day of the month. Each remaining day is expected to cost the mean
+    of the last seven full days. So is today, unless it has already cost more.
     """
     today = days[-1][0]
     week = [spent.cost for _, spent in days[-8:-1]]

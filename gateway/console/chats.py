@@ -35,7 +35,7 @@ PAGE_MESSAGES = 100
 MAX_HITS = 30
 MAX_TITLES = 8
 AROUND = 40
-"""Number of messages that the page around a hit shows."""
+"""Number of messages that the page of one message shows."""
 
 
 # ---- chats and transcripts
@@ -114,7 +114,7 @@ def _times(context: ConsoleContext, dates: Mapping[str, str]) -> SearchFilter:
 def _search(
     db: Connection, words: str, like: ChatKey | None, platform: str, times: SearchFilter
 ) -> tuple[list[FoundMessage], list[str]]:
-    """Return the best matches and, without matches, sentences that say what to try."""
+    """Return the best matches, or suggestions for a better search if there are none."""
     if not words:
         return [], []
     if (scope := search_scope(db, like, platform)) is None:
@@ -179,7 +179,7 @@ async def load_why(context: ConsoleContext, person: WebPerson, query: Mapping[st
 
 
 async def load_deletion(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
-    """Load what the deletion removes. Each chat has notes of its own, so all of them are listed and deleted."""
+    """Load a summary of the data that the deletion of a chat removes, and the notes in the chat's long-term memory."""
     extent = await context.store.read(load_extent, person.chat_key(field_of(query, "chat")))
     counts = {"message": extent.messages, "file": extent.files, "schedule": extent.schedules}
     parts = [counted(number, noun) for noun, number in counts.items() if number] or ["the chat"]

@@ -30,9 +30,9 @@ from platforms.console import ConsolePage, Values, WebPerson
 
 MAX_NODES = 1_000
 MAX_LABELLED = 60
-"""Maximum number of sessions in a row for which the tree has room for words."""
+"""Maximum number of sessions in a conversation whose tree has room for labels."""
 CHART_CALLS, CHART_PARTS = 3_000, 300
-"""Model calls whose prompts the chart shows, and the points for them. Compressions show the sizes before that."""
+"""Maximum number of model calls in the chart, and of points for them. For older times, only compressions give sizes."""
 ENDS = {
     EndReason.RESET: "ended by a reset",
     EndReason.EXPIRED: "ended after a long pause",
@@ -78,7 +78,10 @@ async def load(context: ConsoleContext, person: WebPerson, query: Mapping[str, s
 
 
 def _find_chat(db: Connection, person: WebPerson, name: str) -> Chat:
-    """Return the person's own chat, or for admins any chat with a name such as `telegram:42`. Raises `CommandError`."""
+    """Return the person's own chat, or for admins, any chat with a name such as `telegram:42`.
+
+    Raises `CommandError` if the chat does not exist.
+    """
     if person.is_admin and ":" in name:
         return load_chat(db, lookups.find_chat(db, name))
     if (chat := find_chat(db, person.chat_key(name))) is None:
@@ -87,7 +90,11 @@ def _find_chat(db: Connection, person: WebPerson, name: str) -> Chat:
 
 
 def _opened(nodes: Sequence[LineageNode], query: Mapping[str, str], holder: SessionId | None) -> LineageNode | None:
-    """Return the requested session. For a message, this is the session whose compression replaced or kept it first."""
+    """Return the requested session, or None if the query names no session or message.
+
+        For a message in session `holder`, return the first session that a compression of `holder` created, or else
+    `holder` itself.
+    """
     if key := query.get("session", ""):
         found = next((node for node in nodes if node.key == key), None)
     elif query.get("message"):
@@ -110,7 +117,7 @@ def _load_views(db: Connection, opened: LineageNode) -> tuple[Transcript, Transc
 async def _load_chart(
     context: ConsoleContext, nodes: Sequence[LineageNode], opened: LineageNode | None
 ) -> Mapping[str, object] | None:
-    """Return a chart of the context size of one conversation over time; None without two known sizes."""
+    """Return a chart of the context size of one conversation over time, or None if fewer than two sizes are known."""
     if not nodes:
         return None
     lineage_id = (opened or nodes[-1]).lineage_id
@@ -144,7 +151,7 @@ async def _load_chart(
 def _rows(
     nodes: Sequence[LineageNode], name: str, opened: LineageNode | None, redact: Redactor
 ) -> Sequence[Mapping[str, object]]:
-    """Return a drawing for each conversation, newest first."""
+    """Return the title, the state and the tree of each conversation, newest first."""
     conversations = defaultdict[LineageId, list[LineageNode]](list)
     for node in nodes:
         conversations[node.lineage_id].append(node)
@@ -196,10 +203,10 @@ def _drawing(
 
 
 def place(nodes: Sequence[LineageNode]) -> tuple[Mapping[SessionId, SessionId], Mapping[SessionId, int]]:
-    """Return the parent of each session in the drawing, and its lane. Lane 0 is what the conversation consists of now.
+    """Return the parent and the lane of each session in the drawing. The current conversation is in lane 0.
 
-    In the database, an undo continues the newest session. In the drawing it continues the session whose compression was
-    undone, so the sessions in between become a branch that ends, one lane below.
+    In the database, an undo continues the newest session. In the drawing, it continues the session from before the
+    undone compression. The undone sessions become a branch that ends, one lane below.
     """
     known = {node.id for node in nodes}
     restored = {node.undone_by: node.parent_id for node in nodes if node.undone_by is not None}
@@ -230,7 +237,7 @@ def _short(tokens: int | None) -> str:
 
 
 def _facts(node: LineageNode, redact: Redactor) -> list[tuple[str, str]]:
-    """Return how a session began, and what its compression did: labels and values. Some labels are empty."""
+    """Return labels and values that describe how a session began and what its compression did. A label can be empty."""
     if node.layer is None:
         begun = {"Undo": "undo of a compression", "Branch": "branch", "Start": "first session"}[_word(node)]
         return [("", begun), ("messages", f"{node.message_count:,}")]

@@ -52,7 +52,7 @@ def show(
     hits: frozenset[MessageId],
     redact: Redactor,
 ) -> Values:
-    """Return one page of the comparison without secrets, from row `start` on, or the page with the message `wanted`."""
+    """Return one page of the comparison, with secrets redacted: from row `start`, or with the message `wanted`."""
     record = next((row for row in after if row.origin is Origin.SUMMARY), None)
     handoff = handoff_in(record) if record is not None else None
     summary, carried = parted(handoff.text if handoff is not None else None)
@@ -92,7 +92,7 @@ def show(
 
 
 def _marks(before: Transcript, after: Transcript, summary: str, carried: Carried) -> Mapping[MessageId, Sequence[str]]:
-    """Return what happened to each row: kept, shortened or condensed, and where the record still names it."""
+    """Return labels for each row: `kept`, `shortened` or `condensed`, and the parts of the summary that refer to it."""
     if not after:
         return {row.id: () for row in before}
     kept = {row.id for row in after}

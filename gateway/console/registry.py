@@ -19,7 +19,7 @@ from platforms.console import ConsolePage, SentCommand, Values, WebPerson
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleContext:
-    """Parts of the daemon that pages read from, or act on."""
+    """Parts of the daemon that pages and their actions use."""
 
     store: Store
     live: LiveConfig
@@ -29,9 +29,9 @@ class ConsoleContext:
     servers: ServerRegistry
     delivery: Delivery
     preview_settings: Callable[[Mapping[str, str]], Awaitable[LoadedConfig]]
-    """Returns the configuration that a start would use with new values of variables. Raises `ConfigError`."""
+    """Returns the configuration that would result from new values of variables. Raises `ConfigError` if invalid."""
     save_settings: Callable[[Mapping[str, str]], Awaitable[ReloadPlan]]
-    """Writes values of variables to the files, and reloads them. Raises `ConfigError`."""
+    """Writes values of variables to the files and reloads the files. Raises `ConfigError` if this fails."""
     remove_deleted: Callable[[], None] = lambda: None
     """Starts to remove deleted chats."""
     clock: Clock
@@ -42,7 +42,7 @@ class ConsoleContext:
         await self.store.write(audit.record, self.clock.now(), person.ref, action, subject)
 
     def pauses(self) -> list[str]:
-        """Return a sentence for each model that is not called for a while, because it failed several times."""
+        """Return a sentence for each model that is paused because it failed several times."""
         circuits = ((one.name, circuit) for one in self.runtime.models.in_use() if (circuit := one.breaker.open))
         return [f"{name} {one.why}; it is paused for {max(1, round(one.seconds))} s." for name, one in circuits]
 
@@ -55,7 +55,7 @@ def field_of(form: Mapping[str, str], name: str) -> str:
 
 
 Load: TypeAlias = Callable[[ConsoleContext, WebPerson, Mapping[str, str]], Awaitable[Values]]
-"""Loads the values of a page's template from the query. Raises `CommandError` if the query is not valid."""
+"""Loads the values for a page's template. Gets the page's URL query, and raises `CommandError` if it is not valid."""
 
 Action: TypeAlias = Callable[[ConsoleContext, WebPerson, Mapping[str, str]], Awaitable[str | SentCommand]]
 """Carries out an action with the fields of its form. Returns a sentence that says what happened, or a command."""
@@ -63,7 +63,7 @@ Action: TypeAlias = Callable[[ConsoleContext, WebPerson, Mapping[str, str]], Awa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Page of the console."""
+    """Page of the console, with the function that loads its values and its actions by name."""
 
     about: ConsolePage
     load: Load

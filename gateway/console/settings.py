@@ -21,7 +21,7 @@ from hermes_state.tools.schedules import ScheduleRow, load_all_schedules
 from platforms.console import ConsolePage, SentCommand, Values, WebPerson
 
 OFFLINE_NOTE = "offline_model_chosen"
-"""Note in the database that says that the owner looks around with the offline model."""
+"""Key of the database note that records that the owner chose to try the gateway with the offline model."""
 
 
 # ---- settings
@@ -91,7 +91,7 @@ async def load_start(context: ConsoleContext, person: WebPerson, query: Mapping[
 
 
 def _state(platform: str, current: LoadedConfig, saved: LoadedConfig) -> str:
-    """Return `missing`, `saved` if a restart is needed to use the token, or `used`."""
+    """Return the state of a platform's token: `missing`, `saved` (a restart is needed to use it) or `used`."""
     token, new = (plain(getattr(loaded.config, platform).token) for loaded in (current, saved))
     return "missing" if new is None else "used" if new == token else "saved"
 
@@ -134,7 +134,7 @@ async def look_around(context: ConsoleContext, person: WebPerson, form: Mapping[
 
 
 async def _save(context: ConsoleContext, answers: Mapping[str, str], tested: str) -> str:
-    """Test the answers, save them and reload. Return what the test found. Errors never contain the secrets."""
+    """Test the answers, save them and reload. Return the result of the test. Errors never contain the secrets."""
     if context.live.config.store.url is not None:
         raise CommandError(
             "Nodes that share a PostgreSQL database need the same settings. Change the configuration on each node."

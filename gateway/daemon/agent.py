@@ -44,7 +44,7 @@ from hermes_state.values import Clock, Tokens
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class AgentMaker:
-    """Builds the agent and the models. Replaced ones close only at shutdown, because running turns may use them."""
+    """Builds the agent and the models. Replaced models close only at shutdown, because running turns may use them."""
 
     store: Store
     clock: Clock
@@ -143,7 +143,7 @@ class AgentMaker:
     def _memory_writer(
         self, config: Config, notes: MemoryDirectory | None, files: SectionReader, redactor: Redactor
     ) -> MemoryWriter | None:
-        """Return the writer of notes before a compression, or None if nothing is written then."""
+        """Return the component that writes notes before a compression, or None if this is disabled."""
         flush = config.memory.flush
         if notes is None or flush is False:
             return None

@@ -1,4 +1,4 @@
-"""Changes of the settings while the gateway runs: reload the files, or save answers of the set-up page in them."""
+"""Changes to the settings while the gateway runs: reload the files, or first save answers from the set-up page."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -46,16 +46,16 @@ class Reloader:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def reload(self) -> ReloadPlan:
-        """Apply the changed files. Raises `ConfigError` if they are invalid, and then nothing changes."""
+        """Apply the changed files. If they are invalid, change nothing and raise `ConfigError`."""
         async with self._lock:
             return await self._apply()
 
     async def preview(self, answers: Mapping[str, str]) -> LoadedConfig:
-        """Return the configuration that a start would use after `save`. Raises `ConfigError` if it is invalid."""
+        """Return the configuration that would result from `save`. Raises `ConfigError` if it is invalid."""
         return await asyncio.to_thread(self._preview, answers)
 
     async def save(self, answers: Mapping[str, str]) -> ReloadPlan:
-        """Write values of variables to the files, keep all others, and reload. Raises `ConfigError`."""
+        """Write the answers to the files, keep all other values, and reload. Raises `ConfigError` if this fails."""
         async with self._lock:
             home = self.live.loaded.home
             await asyncio.to_thread(lambda: write_files(home, new_files(home, answers, keeps=True)))

@@ -1,4 +1,4 @@
-"""Storing of events: deduplicate and store an event, with its acknowledgement and the channel's cursor.
+"""Storage of events: deduplicate and store an event, with its acknowledgement and the channel's cursor.
 
 While the database is locked or its disk is full, `/stop` and `/status` run without the database, and chats get a notice
 that their messages wait. A command does not run again when its event is stored later. See
@@ -207,7 +207,7 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Reply that the queue is full, but only once until the sender's oldest message is done. Return True if replied."""
+    """Reply that the queue is full, once until the sender's oldest queued message is done. Return True if replied."""
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (

@@ -283,7 +283,10 @@ class GatewayIntake:
             self.lanes.interrupt(admitted.chat_id, admitted.interrupts)
 
     async def _is_refused(self, admission: AcceptedEvent, is_stop: bool) -> bool:
-        """Refuse a message above the rate limit and return True. Reply once per minute, but to every slash command."""
+        """Refuse a message above the rate limit and return True.
+
+        Refusals are explained to a sender once per minute, except that every slash command gets a reply.
+        """
         message, who, now = admission.message, admission.message.sender.ref, self.clock.now()
         is_command, limit = admission.runs_at_once, self.runtime.config.sessions.messages_per_minute
         limiter = self._command_limiter if is_command else self._message_limiter

@@ -50,7 +50,7 @@ def all_routes(config: Config) -> tuple[RouteConfig, ...]:
 
 
 def _summary_model(config: Config) -> RouteConfig | None:
-    """Return the route of the configured summary model, or None. The key of `model` is sent only to its own API."""
+    """Return the route of the configured summary model, or None. `model.api_key` is sent only to the API of `model`."""
     settings, main = config.auxiliary.compression, config.model
     name = (settings.model or "").strip()
     if not name:

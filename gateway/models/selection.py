@@ -31,7 +31,7 @@ from hermes_state.text import closest
 from hermes_state.values import LineageId
 
 _EXACT: Final = "="
-"""Prefix of a stored choice that is not a configured name but a model name of the provider."""
+"""Prefix of a stored choice that is a model name at the provider instead of a configured name."""
 MAX_NAME_CHARACTERS = 200
 """Maximum length of a chosen model name, in characters."""
 

@@ -81,7 +81,7 @@ _REFUSALS = {
 
 
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
-    """Find a chat, session or message by name. Raises `CommandError` with an error message for people."""
+    """Find a chat, session or message by name. Raises `CommandError` if there is no single match."""
     try:
         return lineage_queries.find_place(db, name, within)
     except LookupRejected as error:
@@ -92,7 +92,7 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Looku
 
 
 def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
-    """Return the chat with this name. Raises `CommandError` if there is no single match."""
+    """Return the chat with this name. Raises `CommandError` if there is no single match, or if it is not a chat."""
     place = find_place(db, name, within)
     if place.session is not None:
         raise CommandError(f"“{name}” is not a chat. Use a name such as `telegram:42`.")
@@ -144,7 +144,7 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return search(db, self.words, order=self.order, limit=min(self.limit, MAX_HITS), **filters)
 
     def advise(self, db: Connection, within: ChatId | None = None) -> list[str]:
-        """Return sentences that say what to try, because no message matches."""
+        """Return suggestions for a search that has no results."""
         return search_advice(db, self.words, **self._filters(db, within))
 
     def _filters(self, db: Connection, within: ChatId | None) -> SearchFilter:
@@ -161,7 +161,7 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def incompleteness(db: Connection) -> str | None:
-    """Return a sentence for people if the search index is incomplete, or None."""
+    """Return a sentence that says how incomplete the search index is, or None if it is complete."""
     if (percent := load_progress(db)) is None:
         return None
     return f"The search index is being rebuilt ({percent} % done), so older messages may be missing."
@@ -271,7 +271,7 @@ class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for a conversation's messages after the message `after`. If `place` is set, only from this session."""
+    """Request for a conversation's messages after the message `after`. The session `place` limits it to one session."""
 
     lineage: int
     after: int = 0

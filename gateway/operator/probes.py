@@ -91,11 +91,11 @@ PROBES: Mapping[str, Callable[[Config], str]] = {
     DISCORD_TOKEN: lambda config: probe_discord(config.discord),
     MODEL_NAME: _probe_model_in,
 }
-"""Probes of `init` and of the set-up page, by the variable with the first answer about the service."""
+"""Probes for `init` and for the set-up page, by the first variable that they ask for about each service."""
 
 
 def served_models(base_url: str, *, timeout_seconds: float) -> tuple[str, ...] | None:
-    """Return the chat models that a server on this machine lists, at most 50, or None if it is no model server."""
+    """Return the chat models that a server on this machine lists, at most 50, or None if it is not a model server."""
     status, body = _fetch(f"{base_url}/models", timeout_seconds=timeout_seconds, is_direct=True)
     rows = body.get("data")
     if status != 200 or not isinstance(rows, list):
@@ -179,9 +179,9 @@ def _fetch(
     timeout_seconds: float = 5.0,
     is_direct: bool = False,
 ) -> tuple[int, Mapping[str, Any]]:
-    """Return the HTTP status and the JSON object (a list as `{"data": …}`). Without a response: 0 and a `reason`.
+    """Return the HTTP status and the JSON object of the response. A JSON list becomes `{"data": …}`.
 
-    With `is_direct`, a proxy of the environment is not used.
+    If there is no response, return 0 and a `reason`. If `is_direct` is True, do not use the environment's proxy.
     """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})

@@ -14,11 +14,11 @@ from gateway.operator.probes import served_models
 class Provider:
     name: str
     key_shape: str
-    """Pattern of the start of its keys."""
+    """Pattern that matches the beginning of the provider's keys."""
     model: str
-    """Model to use if the person names none."""
+    """Model to use if the person does not name one."""
     base_url: str = ""
-    """Address of the API; empty if the protocol has this address."""
+    """Address of the API; empty for the default address of the protocol."""
     protocol: str = ""
 
     @property
@@ -35,7 +35,7 @@ PROVIDERS = (
     Provider("DeepSeek", "sk-[0-9a-f]{32}$", "deepseek-chat", "https://api.deepseek.com/v1"),
     Provider("OpenAI", "sk-", DEFAULT_MODEL),
 )
-"""Known providers. The first one whose pattern matches a key is its provider."""
+"""Known providers. A key belongs to the first provider whose pattern matches it."""
 
 
 def recognise(key: str, address: str) -> Provider | None:
@@ -59,7 +59,7 @@ LOCAL_PORTS: Mapping[str, int] = {"Ollama": 11434, "LM Studio": 1234, "llama.cpp
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """Model server on this machine that answers."""
+    """Model server that responds to requests on this machine."""
 
     name: str
     base_url: str
@@ -67,7 +67,7 @@ class LocalServer:
 
 
 def find_local_servers(ports: Mapping[str, int] = LOCAL_PORTS) -> list[LocalServer]:
-    """Ask the usual ports of this machine, on loopback only, for a list of models. Takes at most a few seconds."""
+    """Request a list of models from the usual ports on the loopback interface. Takes at most a few seconds."""
 
     def find(name: str) -> LocalServer | None:
         base_url = f"http://127.0.0.1:{ports[name]}/v1"

@@ -1,4 +1,4 @@
-"""Sentences that say what to try when a search has no hits. The chat command and the search page share them."""
+"""Suggestions for searches that have no results. The chat command and the search page share them."""
 
 from typing import Unpack
 
@@ -10,7 +10,7 @@ from hermes_state.text import counted
 
 
 def search_advice(db: Connection, words: str, **filters: Unpack[SearchFilter]) -> list[str]:
-    """Return sentences that say what to try, because no message matches. Queries to try are in backticks."""
+    """Return sentences with suggestions for a search that has no results. Suggested queries are in backticks."""
     if parse_query(words) is None:
         return ["Type at least one word. Operators alone match nothing."]
     advice = advise(db, words, **filters)

@@ -1,8 +1,8 @@
 """Spending reports for the command line and for chats.
 
 The content is the same whether the daemon or the command itself reads the database. The control socket transfers
-reports field by field. Their rows are the `--json` output: amounts in US dollars (None if unknown) and times in UTC
-milliseconds. Their text has charts of at most 40 columns, which fit on a phone.
+reports field by field. With `--json`, amounts are in US dollars (None if unknown) and times are in UTC milliseconds.
+Charts in the text are at most 40 columns wide, so that they fit on a phone.
 """
 
 from collections import Counter, defaultdict
@@ -215,7 +215,7 @@ class InsightsReport:
     """Every day, oldest first, including days without spending."""
     chats: tuple[tuple[str, TotalUsage], ...]
     chat_names: Mapping[str, str] = field(default_factory=dict)
-    """Names of the chats for people, by the names in `chats`. A name that several chats share is left out."""
+    """Display names of the chats, by the names in `chats`. A display name that several chats share is left out."""
     models: tuple[tuple[str, TotalUsage], ...]
     purposes: tuple[tuple[str, TotalUsage], ...]
     total: TotalUsage

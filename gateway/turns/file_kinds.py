@@ -95,7 +95,7 @@ def read_text(path: Path, attachment: IncomingAttachment, max_characters: int) -
 async def scaled_image(
     scaler: ImageScaler, fetched: Path, attachment: IncomingAttachment, no_image: AttachmentError | None = None
 ) -> bytes:
-    """Return a scaled copy of an image. Raises `AttachmentError`, which is `no_image` if the file is not an image."""
+    """Return a scaled copy of an image. Raises `AttachmentError`, or `no_image` if the file is not an image."""
     name = quoted_name(attachment)
     try:
         return await scaler.scaled(fetched, ImageLimits())

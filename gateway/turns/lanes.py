@@ -223,7 +223,7 @@ class LaneRegistry:
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
     """Open turns that this process has stored or resumed. Continuing one of these turns does not count as a restart."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
-    """Turns ended by a `/stop` that was stored later, by the inbox row of the command, until the command has run."""
+    """For each `/stop` that ended a turn before it was stored: the turn. Removed when the stored command has run."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
@@ -262,7 +262,7 @@ class LaneRegistry:
         return self.runtime.config.sessions.max_turns - len(self._lanes)
 
     def has_room(self, ahead: int = 0) -> bool:
-        """True if a new turn can run now without overtaking others. `ahead` is the number of new turns before it."""
+        """Return True if a new turn can run now without overtaking others. `ahead` new turns will come before it."""
         ownership = self._ownership
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
         return is_open and self.room > ahead and not self.slots.locked()
@@ -340,7 +340,7 @@ class LaneRegistry:
         return cut
 
     async def let_go(self, *turns: RunningTurn) -> None:
-        """Store that this process left `turns` without a crash, so that resuming them does not count as a restart."""
+        """Record that this process left `turns` without a crash, so that resuming them does not count as a restart."""
         if turns:
             await self.store.write(journal.let_go, [turn.id for turn in turns])
         for turn in turns:

@@ -10,7 +10,7 @@ from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId
 
 Work: TypeAlias = Callable[[RunningTurn | None], Awaitable[None]]
-"""Works in a chat until no work is left. If a turn is given, starts with that turn."""
+"""Does the work of a chat until none is left. If a turn is given, starts with that turn."""
 
 
 class Ownership(Protocol):

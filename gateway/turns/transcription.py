@@ -146,7 +146,7 @@ def transcription_client(config: Config, spending: SpendingControl) -> "Transcri
 
 
 def endpoint_of(config: Config) -> Endpoint:
-    """Return the endpoint for transcription. The key of `model` is sent only to that model's own API."""
+    """Return the endpoint for transcription. `model.api_key` is sent only to the API of `model`."""
     settings, model = config.transcription, config.model
     assert settings.model is not None, "called only while a model is configured"
     url, key = settings.base_url or model.base_url, settings.api_key
