@@ -73,7 +73,7 @@ class ChatQueue:
         self._put.clear()
 
     def end_look(self, found: Collection[ChatId], served: Collection[ChatId]) -> None:
-        """End a sweep. `found` are the chats with work, oldest first; `served` are the chats that this node serves."""
+        """End a sweep. `found` contains the chats with work, oldest first; `served` contains the chats of this node."""
         waiting = {*found, *self._put}
         kept = [chat_id for chat_id in self._chats if chat_id in waiting]
         self._chats = {chat_id: True for chat_id in (*kept, *found) if chat_id not in served}

@@ -7,7 +7,7 @@ Each module defines the handlers of related commands. `table.py` lists all comma
 
     COMMANDS = (..., Command("ping", CommandKind.READ, ping, "check that the bot is running"))
 
-A handler reads the database and can call models. It returns its changes as `CommandResult.apply`. `runner.py` runs
-`apply`, the reply and the settlement of the inbox row in one transaction, so running the command again does nothing. A
+A handler reads the database and can call models. It returns its changes as `CommandResult.apply`. In one transaction,
+`runner.py` runs `apply`, stores the reply and settles the inbox row, so running the command again does nothing. A
 `CommandError` becomes the reply. Long work runs in `CommandContext.tasks`, where `/stop` can cancel it.
 """

@@ -274,7 +274,7 @@ class CommandRegistry:
         self.by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
 
     def resolve(self, text: str, words_by: str | None) -> tuple[ParsedCommand | None, Command | None]:
-        """Return the parsed command line and its command. Both are None for ordinary text or text by another author."""
+        """Return the parsed command line and its command. Both are None for ordinary or forwarded text."""
         parsed = parse(text) if words_by is None else None
         return parsed, self.by_name.get(parsed.name) if parsed is not None else None
 

@@ -103,7 +103,7 @@ def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> Inbox
 
 
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
-    """Return True if the turn began before this `/stop`. A `/stop` that is stored late must not stop a later turn."""
+    """Return True if the turn's message arrived before this `/stop`. A late `/stop` must not stop a later turn."""
     earlier = request.context.lanes.stopped_for.get(request.row.id)
     return turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)
 

@@ -132,7 +132,7 @@ def problem(detail: ErrorDetails, field: FieldInfo) -> str:
 def checked_block(
     block: type[Block], values: Mapping[Any, Any], name: str, known: Iterable[str], own: Mapping[str, str] | None = None
 ) -> Block:
-    """Return the block with the keys `values`, which the user wrote under `name`, and with the values in `own`.
+    """Check the keys that the user wrote under `name`, and return them as a block. The values in `own` override them.
 
     Raises `ValueError` for an invalid value or a key that is not in `known`.
     """

@@ -35,7 +35,7 @@ PAGE_MESSAGES = 100
 MAX_HITS = 30
 MAX_TITLES = 8
 AROUND = 40
-"""Number of messages that the page of one message shows."""
+"""Number of messages on a page that shows one message and the messages around it."""
 
 
 # ---- chats and transcripts
@@ -179,7 +179,7 @@ async def load_why(context: ConsoleContext, person: WebPerson, query: Mapping[st
 
 
 async def load_deletion(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
-    """Load a summary of the data that the deletion of a chat removes, and the notes in the chat's long-term memory."""
+    """Load a summary of what deleting a chat removes, and the notes in the chat's long-term memory."""
     extent = await context.store.read(load_extent, person.chat_key(field_of(query, "chat")))
     counts = {"message": extent.messages, "file": extent.files, "schedule": extent.schedules}
     parts = [counted(number, noun) for noun, number in counts.items() if number] or ["the chat"]

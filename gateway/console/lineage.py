@@ -32,7 +32,7 @@ MAX_NODES = 1_000
 MAX_LABELLED = 60
 """Maximum number of sessions in a conversation whose tree has room for labels."""
 CHART_CALLS, CHART_PARTS = 3_000, 300
-"""Maximum number of model calls in the chart, and of points for them. For older times, only compressions give sizes."""
+"""Maximum number of model calls in the chart, and of points for them. Older sizes come only from compressions."""
 ENDS = {
     EndReason.RESET: "ended by a reset",
     EndReason.EXPIRED: "ended after a long pause",
@@ -92,7 +92,7 @@ def _find_chat(db: Connection, person: WebPerson, name: str) -> Chat:
 def _opened(nodes: Sequence[LineageNode], query: Mapping[str, str], holder: SessionId | None) -> LineageNode | None:
     """Return the requested session, or None if the query names no session or message.
 
-        For a message in session `holder`, return the first session that a compression of `holder` created, or else
+    For a message in session `holder`, return the first session that a compression of `holder` created, or else
     `holder` itself.
     """
     if key := query.get("session", ""):
@@ -203,7 +203,7 @@ def _drawing(
 
 
 def place(nodes: Sequence[LineageNode]) -> tuple[Mapping[SessionId, SessionId], Mapping[SessionId, int]]:
-    """Return the parent and the lane of each session in the drawing. The current conversation is in lane 0.
+    """Return the parent and the lane of each session in the drawing. Lane 0 has the sessions in use.
 
     In the database, an undo continues the newest session. In the drawing, it continues the session from before the
     undone compression. The undone sessions become a branch that ends, one lane below.

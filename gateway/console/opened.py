@@ -52,7 +52,7 @@ def show(
     hits: frozenset[MessageId],
     redact: Redactor,
 ) -> Values:
-    """Return one page of the comparison, with secrets redacted: from row `start`, or with the message `wanted`."""
+    """Return one page of the comparison, without secrets. It begins at row `start` or contains the message `wanted`."""
     record = next((row for row in after if row.origin is Origin.SUMMARY), None)
     handoff = handoff_in(record) if record is not None else None
     summary, carried = parted(handoff.text if handoff is not None else None)

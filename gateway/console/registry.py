@@ -55,7 +55,7 @@ def field_of(form: Mapping[str, str], name: str) -> str:
 
 
 Load: TypeAlias = Callable[[ConsoleContext, WebPerson, Mapping[str, str]], Awaitable[Values]]
-"""Loads the values for a page's template. Gets the page's URL query, and raises `CommandError` if it is not valid."""
+"""Loads the values for a page's template. The mapping is the URL's query. Raises `CommandError` if it is not valid."""
 
 Action: TypeAlias = Callable[[ConsoleContext, WebPerson, Mapping[str, str]], Awaitable[str | SentCommand]]
 """Carries out an action with the fields of its form. Returns a sentence that says what happened, or a command."""
@@ -63,7 +63,7 @@ Action: TypeAlias = Callable[[ConsoleContext, WebPerson, Mapping[str, str]], Awa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Page of the console, with the function that loads its values and its actions by name."""
+    """Page of the console: its description, the function that loads its values, and its actions by name."""
 
     about: ConsolePage
     load: Load

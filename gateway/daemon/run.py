@@ -1,8 +1,8 @@
 """One run of the daemon: start, stop and reload.
 
-Start order: database, access, unfinished commands, unfinished deliveries, open turns, and finally the adapters. Stop:
-no new turn starts (new messages are still stored), running turns finish, and replies are sent. Then the adapters, the
-models and finally the database close.
+Start order: database, access, unfinished commands, unfinished deliveries, open turns, and finally the adapters.
+Stop: no new turn starts (new messages are still stored), running turns finish, and replies are sent. Then the adapters,
+the models and finally the database close.
 """
 
 import asyncio

@@ -207,7 +207,7 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Reply that the queue is full, once until the sender's oldest queued message is done. Return True if replied."""
+    """Reply that the queue is full, at most once until the sender's oldest message is done. Return True if replied."""
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (

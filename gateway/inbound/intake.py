@@ -285,7 +285,7 @@ class GatewayIntake:
     async def _is_refused(self, admission: AcceptedEvent, is_stop: bool) -> bool:
         """Refuse a message above the rate limit and return True.
 
-        Refusals are explained to a sender once per minute, except that every slash command gets a reply.
+        Explain the refusal at most once per minute, but reply to every slash command.
         """
         message, who, now = admission.message, admission.message.sender.ref, self.clock.now()
         is_command, limit = admission.runs_at_once, self.runtime.config.sessions.messages_per_minute

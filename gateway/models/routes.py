@@ -77,7 +77,7 @@ def configured_limits(route: RouteConfig) -> ModelLimits:
 
 
 def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSize:
-    """Return a model's limits from the configuration, the provider's `offer` or the catalogue. Skips learned limits."""
+    """Return a model's limits from the configuration, the provider's `offer` or the catalogue, but not learned ones."""
     said = offer or UNKNOWN_LIMITS
     offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
     return model_size(route.label, configured_limits(route), offered)

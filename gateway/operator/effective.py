@@ -49,7 +49,7 @@ def _shown(value: Any) -> Any:
 
 
 def setting_text(value: Any) -> str:
-    """Return a value as readable text, in one line of at most 60 characters."""
+    """Return a value as readable text in one line. Text is cut to 60 characters, but lists are not."""
     if value is None:
         return "-"
     if isinstance(value, bool):

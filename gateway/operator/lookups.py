@@ -271,7 +271,7 @@ class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for a conversation's messages after the message `after`. The session `place` limits it to one session."""
+    """Request for a conversation's messages after the message `after`. `place` can limit it to one session."""
 
     lineage: int
     after: int = 0

@@ -208,7 +208,7 @@ class GateRegistry:
 
 
 async def send_or_plain(adapter: PlatformAdapter, request: SendRequest, flood: FloodControl) -> str:
-    """Send a part. If its formatting or file is rejected, send it as plain text. Raises `PlatformError`."""
+    """Send a part. If its formatting or file is rejected, send it as plain text. Raises `PlatformError` on failure."""
     try:
         with own_cancellation(), flood.obeyed():
             try:

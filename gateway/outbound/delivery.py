@@ -143,7 +143,7 @@ class Delivery:
     async def store_and_send(
         self, turn: RunningTurn, markdown: str, store: Callable[[RenderedReply | None], Awaitable[OutboxRow | None]]
     ) -> None:
-        """Let `store` store the reply to a turn, then deliver the reply.
+        """Store the reply to a turn with `store`, then deliver the reply.
 
         If the reply can be sent at once, `store` receives the rendered parts. If `store` stores the row in state
         `sending`, it returns the row, and the chat's gate is held until the row is sent.

@@ -293,7 +293,7 @@ class AttachmentHandler:
 
 @locks(inbox="row.id", chat="row.chat_id")
 def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all: bool, now: Millis) -> None:
-    """Tell the sender which files were refused or only partly used. If `is_all`, settle the message as well."""
+    """Tell the sender which files were refused or only partly used. Settle a message without content (`is_all`)."""
     if is_all:
         inbox.settle(db, row.id, InboxState.DONE, now)
     reply = Reply(

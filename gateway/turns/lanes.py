@@ -223,7 +223,7 @@ class LaneRegistry:
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
     """Open turns that this process has stored or resumed. Continuing one of these turns does not count as a restart."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
-    """For each `/stop` that ended a turn before it was stored: the turn. Removed when the stored command has run."""
+    """Turns that a `/stop` ended before it was stored, by the command's inbox row. Removed when the command runs."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
@@ -306,7 +306,7 @@ class LaneRegistry:
         return active.turn if (active := self.active.get(key)) is not None else None
 
     def begin_stop(self, chat_id: ChatId, reason: str) -> ActiveTurn | None:
-        """Cancel and return the chat's running turn, or None. The caller must store the stop and call `settle_stop`."""
+        """Cancel and return the chat's running turn, if any. The caller must store the stop and call `settle_stop`."""
         return active.begin_stop(reason) if (active := self._active_in(chat_id)) is not None else None
 
     def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> ActiveTurn | None:

@@ -336,7 +336,7 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """Return True if another model might succeed. This includes errors for which no circuit breaker opens."""
+    """Return True if another model might succeed. This includes some errors that do not open a circuit breaker."""
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
     return not is_chosen or remedy_for(error).trouble is not None or type(error) in (ModelError, ShapeRejected)
