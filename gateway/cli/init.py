@@ -128,7 +128,7 @@ def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
 
 
 def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], object]) -> dict[str, str]:
-    """Ask all questions and return the answers. Ask a question again if `load` rejects its answer."""
+    """Ask for values that are not `given`, and return all values. Repeat a question if `load` rejects the answer."""
     answers: dict[str, str] = {}
     for variable in _QUESTIONS:
         if given[variable]:
