@@ -71,7 +71,7 @@ def refuse_early(loaded: LoadedConfig, url: str, *, is_fresh: bool) -> None:
 
 
 class Membership:
-    """Cluster membership: takes this node's seat (see `node.py`) and compares settings and clocks with other nodes."""
+    """Takes this node's seat (see `node.py`). Compares settings with other nodes, and the clock with the server's."""
 
     def __init__(self, store: Store, clock: Clock, config: Callable[[], Config]) -> None:
         self.changed = asyncio.Event()
@@ -85,7 +85,7 @@ class Membership:
         return node_info(self._config(), self._store.id)
 
     async def open_seat(self, on_hint: OnHint) -> Seat:
-        """Take the seat. On the first call, also compare this node's settings and clock with those of the other nodes.
+        """Take the seat. The first call also compares settings with other nodes, and the clock with the server's clock.
 
         Later calls must be fast, because turns wait for the seat. Raises the errors of `engines.opening.open_seat`, or
         `ConfigError` if the settings or the clocks differ.
@@ -104,7 +104,7 @@ class Membership:
         return seat
 
     async def run(self) -> None:
-        """Compare settings and clocks every minute and after each change, until cancelled. Log each new difference."""
+        """Compare settings and clock every minute and after each change, until cancelled. Log each new difference."""
         while True:
             try:
                 if await wait_until(self.changed, 60.0):
