@@ -56,7 +56,7 @@ class SubagentSettings:
     max_rounds: int = 20
     """Maximum number of rounds of tool calls for a sub-agent. After the last round, it must report."""
     seconds: float = 600.0
-    """Maximum seconds for one sub-agent. A restart resets the time. The turn's deadline also applies."""
+    """Time limit for one sub-agent, in seconds. It starts again after a restart. The turn's deadline also applies."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -251,7 +251,10 @@ class ResultBudget:
     def spill(
         self, db: Connection, turn_id: TurnId, tools: Mapping[str, Tool], input_window: Tokens, now: Millis
     ) -> int:
-        """Replace the largest results of a turn's newest round with previews until it fits. Return their number."""
+        """Replace the largest results of a turn's newest round with previews, until the round fits.
+
+        Return the number of replaced results.
+        """
         names = dict(db.execute(_WHOLE_RESULTS, {"turn_id": turn_id}).fetchall())
         rows = [load_message(db, row_id) for row_id in names]
         length, room_tokens = sum(len(row.text or "") for row in rows), input_window * 2 * RESULT_SHARE // 100

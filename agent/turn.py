@@ -39,9 +39,9 @@ from hermes_state.values import Clock, ConversationRef, Message, MessageId, Mode
 log = structlog.get_logger()
 
 MAX_OVERFLOWS = 3
-"""Maximum number of times that a turn compresses a prompt because it is too long. After that, the turn fails."""
+"""Maximum number of compressions in a turn because the prompt is too long for the model. Then the turn fails."""
 MAX_TOOL_ROUNDS = 50
-"""Maximum number of rounds of tool calls. Then the model must answer, because it is probably going in circles."""
+"""Maximum number of rounds of tool calls. After the last round, the model must answer: it may be going in circles."""
 
 CUT_OFF = (
     "*(This answer reached the output limit and stops here. Write “go on” to continue it. For longer answers, raise "
@@ -70,7 +70,7 @@ class Answer:
     text: str
     call: ModelCall
     reported_prompt_tokens: int | None
-    """None if the provider reported no usage."""
+    """Prompt tokens of the last call; None if the provider reported no usage."""
     notice: str | None = None
     """Sentence that tells people about refused images."""
     pressure: PressureEvent | None = None

@@ -1,4 +1,4 @@
-"""Escaping of people's text, so that a model cannot mistake it for text that the gateway wrote.
+"""Escaping of text that people wrote, so that a model cannot mistake it for the gateway's own text.
 
 Characters are compared by their appearance. Invisible characters are skipped, all Unicode brackets and digits are
 recognised, and a non-Latin letter matches any Latin letter.
@@ -27,14 +27,14 @@ def escaped(text: str) -> str:
 
 
 def enclosed(text: str) -> str:
-    """Return the text with a backslash in each string that looks like the closing tag of the block that holds it."""
+    """Return the text with a backslash in everything that looks like the closing tag of a document or a quotation."""
     if text.isascii() and "<" not in text:
         return text
     return _ANGLE.sub(lambda found: found[0] + "\\" * _closes_block(text, found.start()), text)
 
 
 def attribute(value: str) -> str:
-    """Return the text as a safe attribute value for a tag."""
+    """Return the text in a form that is safe as a tag's attribute value, cut to 128 characters."""
     return one_line(value, {'"': "'", "<": "(", ">": ")"})[:128]
 
 
@@ -60,7 +60,7 @@ def one_line(text: str, signs: Mapping[str, str] = MappingProxyType({})) -> str:
 
 
 def _begins_like_ours(text: str, start: int, end: int) -> bool:
-    """True if the line from `start` to `end` looks like a time stamp, a gateway notice or a summary."""
+    """Return True if the line from `start` to `end` looks like a time stamp, a gateway notice or a summary."""
     first = next((at for at in range(start, end) if not _is_unseen(text[at])), start)
     if _folded(text[first]) != _BRACKET:
         return False
@@ -73,7 +73,7 @@ def _begins_like_ours(text: str, start: int, end: int) -> bool:
 
 
 def _closes_block(text: str, start: int) -> bool:
-    """True if the text at `start` looks like the closing tag of a block around a person's words."""
+    """Return True if the text at `start` looks like the closing tag of a document or a quotation."""
     seen = _seen(text, start)
     if not (_is_named(next(seen, ""), "LESS-THAN", "ANGLE") and _is_named(next(seen, ""), "SOLIDUS", "SLASH")):
         return False
@@ -82,7 +82,7 @@ def _closes_block(text: str, start: int) -> bool:
 
 @lru_cache(maxsize=4_096)
 def _is_unseen(character: str) -> bool:
-    """True for white space, control and format characters, combining marks, and blank letters."""
+    """Return True for white space, control and format characters, combining marks, and blank letters."""
     return unicodedata.category(character)[0] in "ZCM" or _is_named(character, "FILLER", "BLANK")
 
 
@@ -106,7 +106,7 @@ def _folded(character: str) -> str:
 
 
 def _passes_for(seen: Iterable[str], words: Sequence[str]) -> bool:
-    """True if the folded characters can be read as text that starts with one of `words`."""
+    """Return True if a reader could take the folded characters for text that starts with one of `words`."""
     label = [*islice(seen, _LONGEST)]
     return any(
         len(label) >= len(word)

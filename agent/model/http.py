@@ -39,9 +39,9 @@ log = structlog.get_logger()
 OPEN_RESPONSE: Final[Mapping[str, Any]] = {"cast_to": httpx2.Response, "stream": True}
 """Arguments that make an SDK's `get` and `post` return a response whose body has not been read yet."""
 MAX_FETCH_SECONDS: Final = 5.0
-"""Total time limit, in seconds, for fetching a model's limits. A user may be waiting for an answer meanwhile."""
-MAX_WAYS: Final = 16
-"""Maximum number of request forms to try. No server should refuse this many."""
+"""Total time limit, in seconds, for fetching a model's limits. A user may be waiting for an answer."""
+MAX_OTHER_FORMS: Final = 16
+"""Maximum number of other forms of a request to try after a refusal. No server should refuse so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class HttpModel:
 
 
 class HttpChatModel(HttpModel, ABC):
-    """Chat model at a path of an HTTP API. Close it when done."""
+    """Chat model that is called through one path of an HTTP API. Close it when done."""
 
     def __init__(self, endpoint: Endpoint, protocol: str, sdk: Sdk, base_url: str, path: str) -> None:
         super().__init__(endpoint, protocol, sdk, base_url)
@@ -117,13 +117,13 @@ class HttpChatModel(HttpModel, ABC):
         sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # if refused, top_p is dropped first
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
-        """Index of the accepted form, by reasoning effort and by whether the request has tools."""
+        """Index of the accepted entry of `CallForm.efforts`, by the wanted effort and whether the request has tools."""
         self._faults: frozenset[str] = frozenset()
         self._shape = 0
         """Shape of the message list that the server accepts (see `WireStyle.shape`)."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """Call the model. If a refusal suggests another form of the request, try it, and remember the accepted form."""
+        """Call the model. After a refusal, try other forms of the request, and remember the form that is accepted."""
         most, asked = self._endpoint.max_output_tokens, request.max_output_tokens
         if most is not None and asked is not None:
             request = replace(request, max_output_tokens=min(most, asked))
@@ -145,13 +145,13 @@ class HttpChatModel(HttpModel, ABC):
             except errors.ModelError as error:
                 before = payload
                 while payload == before:
-                    other = self._put_otherwise(error, request, form)
+                    other = self._next_form(error, request, form)
                     # A refusal without a reason is often about the list's shape, so try the stricter shape first.
                     strictest = {errors.ShapeRejected: TEXT, errors.ModelError: STRICT}.get(type(error), 0)
                     if other == (request, form) and request.style.shape < strictest:
                         stricter = replace(request.style, shape=request.style.shape + 1)
                         other = replace(request, style=stricter), form
-                    if other == (request, form) or len(refused) >= MAX_WAYS:
+                    if other == (request, form) or len(refused) >= MAX_OTHER_FORMS:
                         error.refused = refused
                         raise
                     request, form = other
@@ -190,7 +190,7 @@ class HttpChatModel(HttpModel, ABC):
             raise
 
     async def _read(self, payload: bytes, reply: ReplyBuilder, bound: asyncio.Timeout) -> None:
-        """Read a reply to its end. Every piece extends the timeout `bound`."""
+        """Read a reply to its end. Each piece that arrives extends the timeout `bound`."""
         loop = asyncio.get_running_loop()
         advanced = 0.0
 
@@ -231,7 +231,7 @@ class HttpChatModel(HttpModel, ABC):
         """Return the HTTP request body and an empty builder for its reply."""
 
     @abstractmethod
-    def _put_otherwise(
+    def _next_form(
         self, error: errors.ModelError, request: ModelRequest, form: CallForm
     ) -> tuple[ModelRequest, CallForm]:
         """Return the request and form to try after a refusal.
@@ -259,7 +259,10 @@ MIN_NEW_ROWS: Final = 16
 """Minimum number of rows by which a prefix grows."""
 
 Render: TypeAlias = Callable[[Transcript, set[str]], Sequence[Any] | None]
-"""Renders rows as JSON elements and adds their call ids to a set. Returns None if the rows depend on other rows."""
+"""Function that renders rows as JSON elements and adds their call ids to a set, or returns None.
+
+None: the elements would depend on other rows.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,14 +285,17 @@ class KeptPrompt:
         return 500 + sum(map(getsizeof, self.encoded))
 
     def before(self, elements: Sequence[Any], at: int = 0) -> Any:
-        """Return `elements` as JSON, with this prefix inserted after the first `at` of them."""
+        """Return `elements` as JSON, with this prefix inserted at index `at`."""
         if not self.rows:
             return elements
         parts = (orjson.dumps(elements[:at])[1:-1], *self.encoded, orjson.dumps(elements[at:])[1:-1])
         return orjson.Fragment(b"[%b]" % b",".join(filter(None, parts)))
 
     def holds_for(self, rows: Transcript, made_for: tuple[object, ...]) -> bool:
-        """True if `rows` begin with the prefix's rows, `made_for` is unchanged, and no later row affects the prefix."""
+        """Return True if the prefix is still valid for `rows`.
+
+        `rows` must begin with the prefix's rows, no later row may affect them, and `made_for` must be unchanged.
+        """
         if self.made_for != made_for or len(rows) < self.rows:
             return False
         return self.ends == (rows[0], rows[self.rows - 1]) and _are_answers_within(rows[self.rows :])
@@ -313,7 +319,10 @@ def _settled_rows(transcript: Transcript) -> int:
 
 
 def _are_answers_within(rows: Transcript) -> bool:
-    """True if every tool result answers a call in these rows. A result for an earlier call would change its message."""
+    """Return True if every tool result in these rows answers a call in them.
+
+    A result for an earlier call would change the messages before these rows.
+    """
     asked: set[str | None] = set()
     for row in rows:
         if row.role is MessageRole.ASSISTANT:

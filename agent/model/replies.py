@@ -1,8 +1,8 @@
-"""Replies of providers: bounded reading of responses, and assembly of a reply from events.
+"""Reads providers' responses within limits on size and time, and builds a reply from their events.
 
-No reply uses too much memory or time, and its text can always be stored. Bodies are decompressed in small pieces, both
-for our code and for the SDKs. A server can answer any request with a stream of events or with one JSON value, and might
-never finish its answer.
+The text of a reply can always be stored. Response bodies are decompressed in small pieces, both for our code and for
+the SDKs. A server can answer any request with a stream of events or with one JSON value, and might never finish its
+answer.
 """
 
 import asyncio
@@ -228,7 +228,10 @@ class _PartialCall:
             self.last = arguments or self.last
 
     def is_followed(self, call_id: str, name: str, arguments: str) -> bool:
-        """True if a piece with the same index begins a new call. Some servers send no index, or always the same one."""
+        """Return True if a piece begins a new call although it has the same index.
+
+        Some servers send no index, or always the same one.
+        """
         if not name:  # some servers send a new id with every piece
             return False
         if call_id and self.id and call_id != self.id:
@@ -237,11 +240,11 @@ class _PartialCall:
         return (is_more or name != self.name) and self._is_whole()
 
     def _is_repeated(self, arguments: str) -> bool:
-        """True if the piece repeats all arguments, because some servers send the complete call again at the end."""
+        """Return True if the piece repeats all arguments. Some servers send the complete call again at the end."""
         return 2 < len(arguments) == self.length and arguments == self.arguments.getvalue() and self._is_whole()
 
     def _is_whole(self) -> bool:
-        """True if the arguments are complete JSON."""
+        """Return True if the arguments are complete JSON."""
         if not self.last.rstrip().endswith("}") or self.looks >= 64:
             return False
         self.looks += 1
@@ -253,7 +256,7 @@ class _PartialCall:
 
 
 class ReplyBuilder(ABC):
-    """Builder for a reply. Each protocol has a subclass that reads its own events."""
+    """Builds a reply from a provider's events. Each protocol has a subclass that reads its events."""
 
     usage: CanonicalUsage | None = None
     cost: MicroUsd | None = None
@@ -393,7 +396,7 @@ class ReplyBuilder(ABC):
 
 
 def _is_said(source: str, request: ModelRequest) -> bool:
-    """True if the conversation already contains the text of this call. The model is then probably quoting it."""
+    """Return True if the conversation already contains the call's text, so the model is probably quoting it."""
     said = [request.system, *(row.text or "" for row in request.transcript)]
     said += [row.body.quote.text for row in request.transcript if row.body.quote is not None]
     said += [document.text for row in request.transcript for document in row.body.documents]
@@ -402,7 +405,7 @@ def _is_said(source: str, request: ModelRequest) -> bool:
 
 
 def padded_json(value: object) -> str:
-    """Return a value's JSON, with ten more blanks for each object and list, so that its length reflects memory use.
+    """Return a value's JSON, with ten spaces added for each object and list, so that its length reflects memory use.
 
     >>> len(padded_json({"a": []}))
     29

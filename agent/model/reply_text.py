@@ -4,9 +4,9 @@ Some models write their reasoning before the answer, between tags such as `<thin
 return its reasoning in a separate field. Tags later in an answer are ordinary text, because people may ask about these
 tags.
 
-A server may also not extract tool calls. Every model family has its own markup for them, but all have the same parts:
-wrappers that contain calls, and calls with a name and arguments. The arguments are JSON or key-value pairs. Markup in
-code or in the middle of a sentence is not a call.
+Some servers also leave tool calls in the text. Every model family has its own markup for them, but the parts are the
+same: wrappers that contain calls, and calls with a name and arguments. The arguments are JSON or key-value pairs.
+Markup in code or in the middle of a sentence is not a call.
 """
 
 import json
@@ -91,7 +91,7 @@ class ThinkTagParser:
         return ""
 
     def restart(self) -> str:
-        """Return the text held back so far, because a tool call begins. New reasoning can follow the call."""
+        """Prepare for a tool call, which new reasoning can follow. Return the text held back so far."""
         held, self._held = self._held, ""
         self._end_thought(self._thought.getvalue())
         self._state = "beginning"
@@ -226,10 +226,10 @@ _decode: Final = json.JSONDecoder(strict=False).raw_decode
 
 
 def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> tuple[int, list[tuple[str, str]]] | None:
-    """Return the index at which a text's calls begin, and a list of their names and arguments. None: no calls.
+    """Return the index at which a text's calls begin, and a list of their names and arguments.
 
-    The list is empty if the calls cannot be used, because they are broken, name unknown tools, or are followed by more
-    text. It is also empty if `is_said` returns True for the text of a call.
+    Return None if the text contains no calls. The list is empty if the calls cannot be used, because they are broken,
+    name unknown tools, or are followed by more text. It is also empty if `is_said` returns True for the text of a call.
     """
     passed = 0
     for begin in islice(_BEGIN.finditer(text), MAX_MARKERS):
@@ -264,7 +264,7 @@ def first_doubt(text: str, start: int) -> int:
 
 
 def is_code(before: str) -> bool:
-    """True if the text before a position opens a code block or a quotation without closing it."""
+    """Return True if the text before a position opens a code block or a quotation without closing it."""
     fence, has_fences = "", "```" in before or "~~~" in before
     for line, rest in re.findall(r"\n {0,3}(`{3,}|~{3,})([^\n]*)", f"\n{before}") if has_fences else ():
         fence = line if not fence else "" if line.startswith(fence) and not rest.strip() else fence

@@ -24,7 +24,7 @@ MAX_CHARACTERS: Final = 200_000
 
 
 class TranscriptionModel(HttpModel):
-    """Model at `POST /audio/transcriptions`. Close it when done."""
+    """Model that is called through `POST /audio/transcriptions`. Close it when done."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, "transcription", OPENAI_SDK, endpoint.base_url or BASE_URL)

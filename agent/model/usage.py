@@ -108,7 +108,7 @@ class RowTokenCache:
     """
 
     def __init__(self, kept: int = 32_768) -> None:
-        """Create a cache of the newest rows, at most 2 * `kept`. The default holds several long conversations."""
+        """Create a cache for the 2 * `kept` rows used last. The default is enough for several long conversations."""
         self._kept = kept
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
@@ -119,7 +119,10 @@ class RowTokenCache:
     def text_tokens(
         self, row: Message, max_result_characters: int, *, is_shared: bool = False, reasoning_of: str = ""
     ) -> int:
-        """Estimate a row's tokens, unscaled and without images. `reasoning_of`: the model whose reasoning is sent."""
+        """Return a row's estimated tokens, without images and not adjusted to the model.
+
+        `reasoning_of`: the model whose reasoning is sent.
+        """
         key = _key(row, max_result_characters)
         size = self._young.get(key)
         if size is None:
@@ -144,7 +147,7 @@ class RowTokenCache:
 
 
 ROW_TOKENS = RowTokenCache()
-"""Cache that the whole process shares."""
+"""Row token cache that the whole process shares."""
 
 
 def _key(row: Message, max_result_characters: int) -> int:

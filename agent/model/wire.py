@@ -142,7 +142,7 @@ def traced_messages(
 
 
 def is_shown(row: Message) -> bool:
-    """True if the row appears in the messages. Rows with blank text are left out, because providers refuse them."""
+    """Return True if the row appears in the messages. Blank answers and notices do not, as providers refuse them."""
     if row.role is MessageRole.ASSISTANT:
         return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
     return row.role is MessageRole.USER and (_is_personal(row) or _has_words(row))
@@ -289,7 +289,7 @@ def _from_gateway(origin: Origin, text: str) -> str:
 
 
 def _is_personal(row: Message) -> bool:
-    """True for a row with a person's words, including edit notices, which must not look like the gateway's text."""
+    """Return True for a row with a person's words, such as an edit notice. It must not look like the gateway's text."""
     return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
 
 

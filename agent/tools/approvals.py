@@ -147,7 +147,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def inline(text: str) -> str:
-    """Return a complete name as inline code, or as a code block if it is long or contains backticks."""
+    """Return a name in full: as inline code, or as a code block if it is long or contains backticks."""
     shown = re.sub(r"^ | $", r"\\u0020", _visible(text)).replace("\n", r"\u000a")
     shown = _WHOLE_WORD.sub(_coded, shown) if _LATIN.search(shown) else shown
     return f"`{shown}`" if shown and "`" not in shown and len(shown) <= 200 else f"\n{fenced(shown)}\n"

@@ -49,7 +49,7 @@ def memory_tool(notes: MemoryDirectory) -> Tool:
 
 
 def has_parts(chat: ChatKey, kind: ChatKind) -> bool:
-    """True if `USER.md` of a chat has a separate part for each person."""
+    """Return True if a chat's `USER.md` has a separate part for each person."""
     return kind.is_shared and not chat.user_ref
 
 

@@ -70,7 +70,7 @@ class ToolContext:
     is_scheduled: bool = False
     is_subagent: bool = False
     input_window: Tokens = DEFAULT_INPUT_WINDOW
-    """Longest prompt, in tokens, for the model that reads the result."""
+    """Maximum size of a prompt, in tokens, for the model that will read the result."""
     result_size: int = 100_000
     """Longest result, in characters, that this model will see."""
     sees_images: bool = False
@@ -220,7 +220,7 @@ class ToolRegistry:
         return {**self._tools, **{name: tool for name, tool in brought.items() if name not in self._tools}}
 
     def is_awaited(self, name: str) -> bool:
-        """True for an unknown tool that the source might provide later."""
+        """Return True for an unknown tool that the source might provide later."""
         return self._source is not None and self.get(name) is None and self._source.why_missing(name) is not None
 
     def available(self) -> tuple[Tool, ...]:

@@ -22,7 +22,7 @@ from hermes_state.text import well_formed
 SUMMARY_MARK: Final = "[SUMMARY OF EARLIER TURNS]"
 NOTICE: Final = f"Some earlier turns are not shown: a turn that begins with {SUMMARY_MARK} replaces them."
 HEAD_SHARE: Final = 4
-"""Turns between the first turns of the roles are kept if they fit in the target size divided by this number."""
+"""Turns between the first turns of the roles are kept too, up to the target size divided by this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,10 @@ def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: Trajectory
 
 
 def _head_end(roles: Sequence[TurnRole], sizes: Sequence[int], tail: int, room: int) -> int:
-    """Return the end of the head: the first turn of each role, and the tool turns after the last of them."""
+    """Return the end index of the head: the first turn of each role, the turns between, and the tool turns after them.
+
+    A first turn is left out if it is in the tail, or if the turns before it need more than `room`.
+    """
     end = 0
     for first in sorted(roles.index(role) for role in set(roles)):
         room -= sum(sizes[end:first])

@@ -51,7 +51,7 @@ def stream_error(body: object, request: ModelRequest | None = None) -> ModelErro
 
 
 def error_in(event: object) -> object:
-    """Return the error object in an event or a reply; None if there is none."""
+    """Return the error object in an event or reply, or None if it has no error."""
     if not isinstance(event, Mapping):
         return None
     base = event.get("base_resp")  # MiniMax
@@ -90,7 +90,10 @@ def _names_messages(answer: ErrorAnswer) -> bool:
 
 
 def _blames_request(answer: ErrorAnswer) -> bool:
-    """True if the response says that the request is invalid, whatever its status. Repeating it would be pointless."""
+    """Return True if the request itself is invalid, so that a retry would be pointless.
+
+    The status says so, or the text of a response with a server error or without a status.
+    """
     if answer.status in _REQUEST_FAULTS:
         return True
     is_open = answer.status == 0 or answer.status >= 500
@@ -98,7 +101,7 @@ def _blames_request(answer: ErrorAnswer) -> bool:
 
 
 def _image(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | None:
-    """Return the error for a refused image. "Too large" without details is blamed on the request's images, if any."""
+    """Return the error for a refused image, or None. A plain "too large" is blamed on the request's images, if any."""
     what = answer.title
     if request is not None and estimated_prompt_size(request).images:
         if answer.says("no_parts"):
@@ -126,7 +129,7 @@ def _image(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | No
 
 
 def _most_bytes(answer: ErrorAnswer) -> int | None:
-    """Return the size limit for an image in bytes: the exact number if stated, else the rounded number."""
+    """Return the maximum size of an image in bytes: the exact number if stated, else the rounded one."""
     exact, rounded = answer.number("exact_bytes"), answer.found("round_bytes")
     if exact is not None and answer.says("sent_bytes"):
         return exact * 3 // 4
@@ -136,7 +139,7 @@ def _most_bytes(answer: ErrorAnswer) -> int | None:
 
 
 def _of_account(answer: ErrorAnswer) -> ModelError | None:
-    """Return the error for a refusal due to the account's rate limit, quota, credit or plan; else None."""
+    """Return the error if the account's rate limit, quota, credit or plan caused the refusal, else None."""
     what, status, wait = answer.title, answer.status, answer.retry_after
     if (afforded := answer.number("afforded")) is not None:
         is_worth_it = afforded >= 1_024  # in tokens; a shorter answer is not worth a call
@@ -202,7 +205,10 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
 def _overflow(
     answer: ErrorAnswer, request: ModelRequest | None, prompt: int | None, window: int | None, *, is_both: bool
 ) -> ModelError:
-    """Return `OutputCapExceeded` if an answer still fits, else `ContextOverflow`. `is_both`: sizes include output."""
+    """Return `OutputCapExceeded` if a shorter answer would fit, else `ContextOverflow`.
+
+    `is_both`: the sizes in the refusal include the output.
+    """
     # If only the sum is stated, or counting stopped at the limit, use our own estimate.
     is_counted = prompt is not None and not answer.says("partly_counted")
     taken = prompt
@@ -226,7 +232,10 @@ def _overflow(
 
 
 def _names_prompt(answer: ErrorAnswer, request: ModelRequest | None) -> bool:
-    """True if a refusal mentions a length and a number close to the prompt's estimated size."""
+    """Return True if a refusal probably means the prompt.
+
+    It limits the characters of a message, or mentions a length and a number close to the prompt's estimated size.
+    """
     if answer.says("characters") and _names_messages(answer) and not answer.says("other_length"):
         return True
     if request is None or not (_blames_request(answer) and answer.says("length")) or answer.says("other_length"):

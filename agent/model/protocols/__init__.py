@@ -1,7 +1,7 @@
 """Provider protocols, each with its own `ChatModel`.
 
 - `chat_completions`: OpenAI and compatible servers
-- `responses`: OpenAI's newer API; `openai` contains the shared part of these two
+- `responses`: OpenAI's newer API; `openai` contains the code that these two protocols share
 - `anthropic`: Claude at Anthropic's own API; the SDK is an optional extra
 - `offline`: the built-in model, which needs no provider
 

@@ -46,7 +46,7 @@ ANTHROPIC_SDK: Final = Sdk(
 
 
 class AnthropicModel(HttpChatModel):
-    """Model at `POST /v1/messages`. Close it when done."""
+    """Chat model that is called through `POST /v1/messages`. Close it when done."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         # The SDK's paths begin with the API version, which users of other SDKs often include in the address.
@@ -85,8 +85,8 @@ class AnthropicModel(HttpChatModel):
         whole = with_fields(body, sampling_fields(form.sampling, effort), effort, self._endpoint.extra_body)
         return orjson.dumps(whole), AnthropicReplyBuilder(on_text, self._made_by, request)
 
-    def _put_otherwise(self, error: ModelError, request: ModelRequest, form: CallForm) -> tuple[ModelRequest, CallForm]:
-        """Depending on the refusal, leave out reasoning, lower the output limit, or drop a refused setting."""
+    def _next_form(self, error: ModelError, request: ModelRequest, form: CallForm) -> tuple[ModelRequest, CallForm]:
+        """Leave out reasoning, lower the output limit, or drop a setting, depending on the refusal."""
         if re.search(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", refusal_text(error), re.IGNORECASE):
             if request.style.reasoning_of:
                 return replace(request, style=replace(request.style, reasoning_of="")), form
@@ -135,7 +135,7 @@ _ILLEGAL_IN_ID: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[str, Any]:
-    """Return `system`, `tools`, `tool_choice` and `messages` of a request body, without empty parts."""
+    """Return the request body's `system`, `tools`, `tool_choice` and `messages`. Empty fields are left out."""
     tools: list[dict[str, Any]] = [
         {"name": tool.name, "description": tool.description, "input_schema": tool.parameters} for tool in request.tools
     ]
@@ -181,7 +181,7 @@ def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
 
 
 def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) -> list[dict[str, Any]]:
-    """Return alternative request fields for a reasoning effort, starting with the best. The last form sets no field.
+    """Return alternatives for the request fields that set a reasoning effort, best first. The last one sets no field.
 
     Thinking counts as output, so a thinking budget must be smaller than the output limit.
     """
@@ -201,7 +201,7 @@ def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) ->
 
 
 def sampling_fields(sampling: Mapping[str, float], effort: Mapping[str, Any]) -> dict[str, float]:
-    """Return the temperature, or else `top_p`.
+    """Return the temperature if it is set, else `top_p`.
 
     Newer models accept only one of the two. With thinking, they accept no temperature, and only a `top_p` of at least
     0.95.
@@ -277,7 +277,7 @@ def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
 
 
 class AnthropicReplyBuilder(ReplyBuilder):
-    """Builder for a reply from the events of a stream, or from a complete message."""
+    """Builds a reply from the events of a stream, or from a complete message."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)
@@ -373,9 +373,9 @@ class AnthropicReplyBuilder(ReplyBuilder):
         return self.built(is_cut_off=is_cut_off, reasoning=lambda _thought: self._stored_reasoning())
 
     def _stored_reasoning(self) -> Reasoning | None:
-        """Return the reasoning that can be sent back before the calls.
+        """Return the reasoning that later requests send back before the calls.
 
-        None if the reasoning is interleaved with text or calls, is unsigned, or would change when stored.
+        Return None if it is interleaved with text or calls, is unsigned, or would change when stored.
         """
         thoughts = [self._thoughts[index] for index in sorted(self._thoughts)]
         blocks = [{"type": kind} | {key: text.getvalue() for key, text in texts.items()} for kind, texts in thoughts]

@@ -17,7 +17,7 @@ def apply_anthropic_cache_control(
 ) -> list[dict[str, Any]]:
     """Return a copy of the list with breakpoints after the system prompt and after the newest other messages.
 
-    A message's plain text becomes one part with the breakpoint. In a list of parts, the last part gets the breakpoint.
+    Plain text becomes a content part with the breakpoint. In a list of content parts, the last one gets the breakpoint.
     `native`: for Anthropic's own API, where tool results and messages without content carry the breakpoint themselves.
     Other APIs only forward breakpoints in content parts. They join adjacent tool results and use the last breakpoint.
     """
@@ -26,7 +26,7 @@ def apply_anthropic_cache_control(
     candidates = [
         index
         for index, message in enumerate(marked)
-        if message.get("role") != "system" and (native or _ends_message(marked[index : index + 2]))
+        if message.get("role") != "system" and (native or _can_carry_breakpoint(marked[index : index + 2]))
     ]
     breakpoints = candidates[has_system - 4 :]
     mark: dict[str, str] = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
@@ -41,13 +41,16 @@ def apply_anthropic_cache_control(
     return marked
 
 
-def _ends_message(pair: Sequence[_Message]) -> bool:
-    """False for an empty message, and for a tool result that precedes another, because other APIs join the two."""
+def _can_carry_breakpoint(pair: Sequence[_Message]) -> bool:
+    """Return True if the first of two messages has content and they are not both tool results.
+
+    APIs other than Anthropic's join adjacent tool results, so only the last one can carry the breakpoint.
+    """
     return bool(pair[0].get("content")) and [message.get("role") for message in pair] != ["tool", "tool"]
 
 
 def marks_prompts(model_name: str, route: str) -> bool:
-    """True for Claude models (by name) at a `ChatModel.route` that supports breakpoints."""
+    """Return True if the name is a Claude model's and the route (see `ChatModel.route`) supports breakpoints."""
     protocol, _, host = route.lower().partition(":")
     is_openrouter = protocol == "chat_completions" and f".{host}".endswith(".openrouter.ai")
     return "claude" in model_name.lower() and (is_openrouter or protocol == "anthropic")

@@ -27,7 +27,7 @@ from hermes_state.values import Reasoning, Transcript
 
 
 class ChatCompletionsModel(OpenAIModel):
-    """Model at `POST /chat/completions`. Close it when done."""
+    """Chat model that is called through `POST /chat/completions`. Close it when done."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, "chat_completions", "/chat/completions", ChatReplyBuilder)
@@ -98,14 +98,14 @@ def encoded_request(
 
 
 class ChatReplyBuilder(ReplyBuilder):
-    """Builder for a reply from the chunks of a stream, or from a complete response."""
+    """Builds a reply from the chunks of a stream, or from a complete response."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)
         self._texts: dict[str, StringIO] = {}
         self._details: list[dict[str, Any]] = []
         self._further: list[StringIO] = []
-        """Text of each reasoning detail that was streamed after its first piece."""
+        """For each reasoning detail, the text that arrived after its first piece."""
         self._thinking = StringIO()
         self._extras: dict[str, dict[str, Any]] = {}
         """Fields to send back with a call, by the call's index."""
@@ -147,7 +147,7 @@ class ChatReplyBuilder(ReplyBuilder):
                     raise TypeError("expected text")
 
     def _add_call_piece(self, piece: Mapping[str, Any], number: int, *, is_piece: bool) -> None:
-        """Add a piece of a call, or a complete call. `number`: position in the list."""
+        """Add a piece of a call, or a complete call. `number`: its position in the provider's list of calls."""
         index = piece.get("index") if is_piece else number
         if index is not None and not isinstance(index, int):
             raise TypeError("the index of a call must be a number")
@@ -172,7 +172,10 @@ class ChatReplyBuilder(ReplyBuilder):
                 self._further.append(StringIO())
 
     def _continued(self, piece: Mapping[str, Any]) -> bool:
-        """Append a piece to the detail it continues, whose signature covers all text. Return False for a new detail."""
+        """Append a piece to the last reasoning detail. Return False if the piece starts a new detail.
+
+        The pieces of a detail are stored as one text, because one signature covers all of them.
+        """
         before = self._details[-1] if self._details else {}
         field = _IN_PIECES.get(str(piece.get("type")))
         if field is None or any(before.get(key) != piece.get(key) for key in ("type", "index")):
@@ -197,7 +200,7 @@ class ChatReplyBuilder(ReplyBuilder):
         return self.built(is_cut_off=self._finish == "length", reasoning=self.stored_reasoning)
 
     def stored_reasoning(self, thought: str) -> Reasoning | None:
-        """Return the reasoning to store: the reasoning details if any were sent, because they include the text.
+        """Return the reasoning to store. If the server sent reasoning details, only these, as they include the text.
 
         `thought`: text between think tags, for servers that do not separate the reasoning.
         """
@@ -216,9 +219,9 @@ _DETAILS: Final = "reasoning_details"
 _CONTENT: Final = "reasoning_content"
 _TEXTS: Final = (_CONTENT, "reasoning")
 _THINKING: Final = "thinking"
-"""Key of a stored block with reasoning that precedes the text in a message's content."""
+"""Key of a stored block whose reasoning becomes the first part of the message's content."""
 _EXTRAS: Final = "tool_calls"
-"""Key of a stored block with the fields to send back with each call, by the call's index."""
+"""Key of a stored block that holds the extra fields of each call, by the call's index."""
 _CALL_EXTRAS: Final = ("extra_content", "provider_specific_fields")
 """Fields of a call that Google's API and its proxies expect back."""
 _IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}

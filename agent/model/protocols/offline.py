@@ -1,4 +1,4 @@
-"""Built-in offline model. It needs no key and no network. Its answers come from fixed rules, and it says so.
+"""Built-in offline model. It needs no key and no network. Its answers come from fixed rules, and say so.
 
 It shows a newcomer a complete turn with streaming and tools before anything is configured. The same rows always produce
 the same answer.

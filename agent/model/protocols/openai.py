@@ -45,7 +45,7 @@ class RequestFault(StrEnum):
     ENCRYPTED_REASONING = "encrypted_reasoning"
     """Refusal because the model cannot include encrypted reasoning in a reply."""
     MISSING_REASONING = "missing_reasoning"
-    """Refusal because the server requires reasoning with every answer. It accepts a blank."""
+    """Refusal because the server requires reasoning with every answer. A single space is enough."""
     MISSING_SIGNATURE = "missing_signature"
     """Refusal because the server requires a signature for each answer's first call, even a call by another model."""
     REPLAYED_REASONING = "replayed_reasoning"
@@ -53,7 +53,7 @@ class RequestFault(StrEnum):
 
 
 class OpenAIModel(HttpChatModel, ABC):
-    """Model at a path of a server that uses an OpenAI protocol. Close it when done."""
+    """Chat model on a server that uses an OpenAI protocol. Close it when done."""
 
     def __init__(self, endpoint: Endpoint, protocol: str, path: str, new_reply: type[ReplyBuilder]) -> None:
         super().__init__(endpoint, protocol, OPENAI_SDK, endpoint.base_url or BASE_URL, path)
@@ -68,7 +68,7 @@ class OpenAIModel(HttpChatModel, ABC):
         payload = self._encoded(request, form.faults, with_fields(form.fields, self._endpoint.extra_body))
         return payload, self._new_reply(on_text, self._made_by, request)
 
-    def _put_otherwise(self, error: ModelError, request: ModelRequest, form: CallForm) -> tuple[ModelRequest, CallForm]:
+    def _next_form(self, error: ModelError, request: ModelRequest, form: CallForm) -> tuple[ModelRequest, CallForm]:
         if (other := form.after(error)) is None and (fault := fault_of(error)) is not None:
             other = replace(form, faults=form.faults | {fault})
         return request, other or form
@@ -119,7 +119,7 @@ _FAULTS: Final = {
     RequestFault.REPLAYED_REASONING: r"\Ainvalid_encrypted_content "
     r"|\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)",
 }
-"""Pattern for each fault. It is searched for in a line with the error's code and parameter, and in the error's text."""
+"""Pattern for each fault. It is searched for in the error's code and parameter (the first line), and in its text."""
 
 
 def fault_of(error: ModelError) -> RequestFault | None:

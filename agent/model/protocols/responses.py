@@ -23,7 +23,7 @@ from hermes_state.values import Reasoning, Transcript
 
 
 class ResponsesModel(OpenAIModel):
-    """Model at `POST /responses`. Close it when done."""
+    """Chat model that is called through `POST /responses`. Close it when done."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, "responses", "/responses", ResponsesReplyBuilder)
@@ -74,9 +74,9 @@ def encoded_request(
 
 Item: TypeAlias = dict[str, Any]  # the API's JSON
 ReasoningItem: TypeAlias = tuple[int, Item]
-"""Reasoning item, after the number of outputs (text and calls) that precede it in its answer."""
+"""Reasoning item, and the number of outputs (text and calls) before it in its answer. The number comes first."""
 MAX_CALL_ID_CHARACTERS: Final = 64
-"""Longest call id that the API accepts. Earlier calls from other providers can have longer ids."""
+"""Maximum length of a call id that the API accepts. Other providers' ids, from earlier calls, can be longer."""
 
 
 def items_of(messages: Sequence[WireMessage]) -> list[Item]:
@@ -124,7 +124,7 @@ def _call_id(call_id: str) -> str:
 
 
 class ResponsesReplyBuilder(ReplyBuilder):
-    """Builder for a reply from the events of a stream, or from a complete response, which has no `type`."""
+    """Builds a reply from the events of a stream, or from a complete response, which has no `type`."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)

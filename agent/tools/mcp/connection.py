@@ -81,7 +81,7 @@ class Connection:
 
 
 def _is_end(error: MCPError) -> bool:
-    """True if the connection has ended. Servers can send the same error code, so the message is compared as well."""
+    """Return True if the connection has ended. A server can send the same error code, so the message counts as well."""
     return error.code == types.CONNECTION_CLOSED and error.message == "Connection closed"
 
 
@@ -158,7 +158,7 @@ _LISTS: Final = {
     "resources/list": ("resources", "uri", MAX_WEIGHT),
     "prompts/list": ("prompts", "name", MAX_WEIGHT),
 }
-"""For each kind of list: its field, the required text field of its items, and that text's maximum length."""
+"""For each method: the response field with the list, the text that each item must have, and its maximum length."""
 
 
 async def _mended_list(field: str, key: str, longest: int, result: dict[str, Any]) -> dict[str, Any]:

@@ -203,10 +203,10 @@ def _listed(value: object) -> list[Any]:
 
 
 def _is_number(value: object) -> bool:
-    """True for a number that can be encoded as JSON. Received JSON can contain larger numbers."""
+    """Return True for a number that can be encoded as JSON. Received JSON can contain larger numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def _is_text(value: object) -> bool:
-    """True for a short string. Long strings are left out, because references can repeat the same string many times."""
+    """Return True for a short string. Long strings are left out, because references can repeat a string many times."""
     return isinstance(value, str) and len(value) <= MAX_PLACE_TEXT

@@ -53,7 +53,7 @@ _GUARD: Final = (
 
 @asynccontextmanager
 async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> AsyncIterator[tuple[Reading, Writing]]:
-    """Run a server, and yield streams to read from it and write to it. Set `ended` when it closes its output."""
+    """Run a server, and yield streams for reading and writing. Set `ended` when the server closes its output."""
     process, last_words = await _start(settings), deque([""], 1)
     to_us, reading = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     writing, to_server = anyio.create_memory_object_stream[SessionMessage](0)

@@ -78,7 +78,7 @@ class Crontab:
 
 
 def is_local(spec: str) -> bool:
-    """True for a date with a time, False for a cron expression."""
+    """Return True for a date with a time, and False for a cron expression."""
     return re.match(r"\s*\d{4}-", spec) is not None
 
 

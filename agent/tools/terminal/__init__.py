@@ -1,1 +1,1 @@
-"""The terminal: the tool, running commands, and their sandbox."""
+"""Tool `terminal`, the shell commands that it runs, and their sandbox."""

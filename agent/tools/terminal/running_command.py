@@ -37,7 +37,7 @@ _CREDENTIALS = struct.Struct("iii")
 
 
 class OutputReader:
-    """Reader for a command's output. Keeps the beginning and the end, and only counts what is in between."""
+    """Reads a command's output. Keeps its beginning and its end, and the length of the part between them."""
 
     def __init__(self, max_chars: int) -> None:
         self._half = max(1, max_chars // 2)
@@ -127,7 +127,7 @@ class RunningCommand:
         self._seconds: float | None = None
         """Duration of the command in seconds; None while it runs."""
         self.stopped_for: str | None = None
-        """Reason why the gateway ended the command. None: it ended by itself."""
+        """Reason why the gateway ended the command; None if it is running or ended by itself."""
 
     @classmethod
     async def start(cls, command: str, folder: Path, settings: TerminalSettings, *, has_end: bool = True) -> Self:

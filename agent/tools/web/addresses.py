@@ -25,7 +25,7 @@ _PRIVATE_NETWORKS = tuple(map(ip_network, _PRIVATE.split()))
 
 
 def is_public(address: str) -> bool:
-    """True for an IP address on the public internet, False for any other string.
+    """Return True for an IP address on the public internet, and False for any other string.
 
     >>> [is_public(one) for one in ("8.8.8.8", "10.0.0.1", "::ffff:8.8.8.8", "64:ff9b::10.0.0.1", "0x7f.1")]
     [True, False, False, False, False]

@@ -115,7 +115,7 @@ def check_secret(written: str, holds_secret: Callable[[str], bool]) -> None:
 
 
 def is_readable(media_type: str) -> bool:
-    """True for a text media type and for an unknown (empty) type.
+    """Return True for a text media type and for an unknown (empty) one.
 
     >>> [is_readable(one) for one in ("text/html", "application/ld+json", "application/pdf")]
     [True, True, False]

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agent.model.http import MAX_WAYS
+from agent.model.http import MAX_OTHER_FORMS
 from hermes_state.errors import AuthRejected, ModelNotFound, OutputCapExceeded
 from tests.agent.model.asking import ask, request
 from tests.agent.model.hostile_client import run_client
@@ -120,7 +120,7 @@ async def test_retries_in_other_forms_are_limited() -> None:
         async with way.dialled(str(server.make_url("")).rstrip("/")) as model:
             with pytest.raises(OutputCapExceeded) as raised:
                 await ask(model, request(max_output_tokens=None))
-        assert len(seen) == MAX_WAYS + 1
-        assert len(raised.value.refused) == MAX_WAYS, "each refusal has its own row in the ledger"
+        assert len(seen) == MAX_OTHER_FORMS + 1
+        assert len(raised.value.refused) == MAX_OTHER_FORMS, "each refusal has its own row in the ledger"
     finally:
         await server.close()
