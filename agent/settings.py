@@ -125,7 +125,7 @@ class ServerSettings:
     allow: _Patterns = ("*",)
     deny: _Patterns = ()
     effects: Annotated[_EffectWords, BeforeValidator(keyed), Setting()] = field(default_factory=dict)
-    """What each tool can do (`reads`, `writes` or `executes`), by tool name or pattern. The first match applies."""
+    """Effect of each tool (`reads`, `writes` or `executes`), by tool name or pattern. The first match applies."""
     trust_hints: Annotated[bool, Setting()] = False
     seconds: Annotated[float, Setting(ge=1, le=3_600, unit="seconds")] = 60
     enabled: Annotated[bool, Setting()] = True

@@ -194,7 +194,7 @@ def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
 # ---- result budgets
 
 RESULT_SHARE = 20
-"""Limit for one result, in percent of the input window. All results of a round together can use twice as much."""
+"""Limit for one result, as a percentage of the input window. All results of a round together can use twice as much."""
 BLOCK = "persisted-output"
 """Tag around the preview of a stored result."""
 

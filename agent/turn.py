@@ -70,7 +70,7 @@ class Answer:
     text: str
     call: ModelCall
     reported_prompt_tokens: int | None
-    """Prompt tokens of the last call; None if the provider reported no usage."""
+    """Prompt tokens of the last call, or None if the provider reported no usage."""
     notice: str | None = None
     """Sentence that tells people about refused images."""
     pressure: PressureEvent | None = None

@@ -27,13 +27,13 @@ class Capabilities:
     """Minimum time between two previews in groups, in seconds. Platforms limit edits more strictly there."""
     has_buttons: bool
     typing_seconds: float | None
-    """Seconds for which a typing indicator stays visible; None if the platform has no typing indicator."""
+    """Seconds for which a typing indicator stays visible, or None if the platform has no typing indicator."""
     has_files: bool = False
     """True if the platform can send the end of a long reply as a file."""
     max_file_bytes: int = 0
     """Maximum size of a file, in bytes; 0 if the platform accepts no files."""
     preview_seconds: float | None = None
-    """Seconds after which a preview without a placeholder disappears unless it is shown again; None if it stays."""
+    """Seconds after which a preview without a placeholder disappears unless it is shown again. None: it stays."""
     finds_previews: bool = False
     """True if `show` can find a turn's placeholder by the turn's id (`Preview.number`)."""
 
@@ -91,7 +91,7 @@ class OutboundFile:
     """Row id of a stored file."""
 
     async def read(self) -> bytes:
-        """Return the content. Raises `MessageRejected` if it was deleted, `PlatformUnavailable` if the disk fails."""
+        """Return the content. Raises `MessageRejected` if it was deleted, and `PlatformUnavailable` on a disk error."""
         if isinstance(self.content, bytes):
             return self.content
         try:
@@ -106,7 +106,7 @@ class TextKind(StrEnum):
     """Author and purpose of a text."""
 
     ANSWER = "answer"
-    """Text from the model. The gateway wrote all others."""
+    """Text from the model. The gateway writes the texts of all other kinds."""
     REPLY = "reply"
     """Reply to a command."""
     NOTICE = "notice"
@@ -136,7 +136,7 @@ class SendRequest:
     is_plain: bool = False
     """True if the platform rejected the formatting or the file, so the adapter sends only `part.plain`."""
     file: OutboundFile | None = None
-    """File of the part, unless `is_plain` is set."""
+    """File to send with the part. Ignored if `is_plain` is set."""
     text_kind: TextKind = TextKind.ANSWER
 
 

@@ -11,7 +11,7 @@ Values: TypeAlias = Mapping[str, Any]  # `Any`: the template of the page uses th
 
 
 def author(role: MessageRole, sender: str | None, tool: str | None) -> str:
-    """Return who wrote a message, for people."""
+    """Return the name under which people see the author of a message."""
     if role is MessageRole.ASSISTANT:
         return "Hermes"
     return f"Tool {tool or 'result'}" if role is MessageRole.TOOL else sender or "Person"
@@ -30,7 +30,7 @@ class ConsolePage:
     is_for_admins: bool = True
     is_in_menu: bool = True
     refresh_seconds: int | None = None
-    """Seconds after which an open page loads its content again; None if it never does."""
+    """Seconds after which an open page loads its content again, or None if it never does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class WebPerson:
         return self.ref.removeprefix("local:")
 
     def chat_key(self, name: str) -> ChatKey:
-        """Return the key of this person's chat with the name `name`."""
+        """Return the key of the person's chat with this name."""
         user_ref = "" if self.ref == LOCAL_OWNER else self.id
         return ChatKey(platform="local", account="local", chat_ref=name, user_ref=user_ref)
 
@@ -70,7 +70,7 @@ class SentCommand:
     kind: ChatKind
     text: str
     said: str
-    """Sentence for the person who sent it."""
+    """Sentence for the person who sent the command."""
 
 
 class Console(Protocol):

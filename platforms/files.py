@@ -44,7 +44,7 @@ async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int
 
 
 def copy_file(source: Path, target: Path, max_bytes: int) -> int:
-    """Copy `source` to `target`, and return its size in bytes. On failure no file remains. Blocks.
+    """Copy `source` to `target`, and return its size in bytes. On failure no file remains. Blocks the calling thread.
 
     Raises `FileSizeExceeded`, `MessageRejected` if `source` was deleted, and `PlatformUnavailable` if the disk fails.
     """

@@ -51,8 +51,8 @@ class TelegramSettings:
     """Seconds without progress after which the adapter counts as stalled. Must be longer than `poll_seconds` plus
     `poll_grace_seconds`."""
     webhook_check_seconds: float = 30
-    """Seconds between requests that ask Telegram whether the webhook works. If no messages arrive, nothing else shows
-    this."""
+    """Seconds between requests that ask Telegram whether the webhook works. Without them, a broken webhook would look
+    like a bot to which nobody writes."""
     backoff: Backoff = field(default_factory=Backoff)
     """Delays between retries after a network error, at most 30 seconds."""
     conflict_seconds: float = 5

@@ -51,9 +51,9 @@ class Sdk:
     client: Callable[..., Any]  # builds the headers; the SDKs' clients have no common base class
     http_client: type[httpx2.AsyncClient]
     refusal: type[Exception]
-    """Error for a response with an error status."""
+    """Error class for a response with an error status."""
     connection_error: type[Exception]
-    """Error for a request without a response. Its cause is the HTTP client's error."""
+    """Error class for a request without a response. The error's cause is the HTTP client's error."""
 
 
 class HttpModel:

@@ -43,9 +43,9 @@ BEGINS_LATER = f"{NOTICE} Earlier messages are not shown."
 
 
 STRICT = 1
-"""List shape with call ids of nine letters and digits, text in every message, and an answer after tool results."""
+"""Shape for strict servers: call ids are nine letters and digits, no text is empty, and an answer follows results."""
 TEXT = 2
-"""List shape in which everything, even the system prompt and tool calls, is alternating user and assistant text."""
+"""Shape with only alternating user and assistant texts. The system prompt and tool calls also become such texts."""
 GO_ON = f"{NOTICE} There is no new message. Continue from here."
 """User message appended if the list ends with an answer. Not every server continues an answer."""
 

@@ -57,7 +57,7 @@ class CallPlan:
             self.asking.append((one, answerer))
 
     def _answerer_of(self, one: ReadyCall, policy: Policy) -> Answerer | None:
-        """Return the role that can approve a call; None if the call needs no approval."""
+        """Return the role that can approve a call, or None if the call needs no approval."""
         if policy is Policy.ASK_ADMIN and one.may_need_approval:
             return Answerer.ADMIN
         if has_parts(self.context.chat, self.context.chat_kind) and one.tool.instructs(one.arguments):

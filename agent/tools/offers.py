@@ -49,7 +49,7 @@ class Policy(StrEnum):
 
 class ToolAccess(Protocol):
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Return the reason why a tool may not be used in a chat or by a person; None if it is allowed."""
+        """Return the reason why a tool may not be used in a chat or by a person, or None if it is allowed."""
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy: ...
 

@@ -104,7 +104,7 @@ def recall_tools() -> tuple[Tool, Tool]:
 
 
 def load_row(db: Connection, lineage_id: LineageId, message_id: MessageId) -> Message | None:
-    """Return a row; None if it does not exist or belongs to another conversation."""
+    """Return a row, or None if it does not exist or belongs to another conversation."""
     try:
         row = load_message(db, message_id)
     except KeyError:

@@ -51,7 +51,7 @@ class PromptStatus:
     threshold: Tokens
     context_length: Tokens
     held_back: str | None
-    """Reason why the conversation cannot be compressed now; None if it can."""
+    """Reason why the conversation cannot be compressed now, or None if it can."""
     compress: Callable[[str | None], None]
     """Requests a compression before the next model call. The argument is the topic to focus on, or None."""
 
@@ -194,7 +194,7 @@ class ToolSource(Protocol):
     def by_name(self) -> Mapping[str, Tool]: ...
 
     def why_missing(self, name: str) -> str | None:
-        """Return the reason why a tool is missing now; None if the source does not know the tool."""
+        """Return the reason why a tool is missing now, or None if the source does not know the tool."""
 
 
 class ToolRegistry:

@@ -49,7 +49,7 @@ class SourceLine:
     start: int
     end: int
     data: bytes | None
-    """The line's bytes; None if the line is too long to be loaded."""
+    """The line's bytes, or None if the line is too long to be loaded."""
     digest: str = ""
     """Digest of the source file up to the end of this line."""
 

@@ -231,7 +231,7 @@ def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 @dataclass(frozen=True, repr=False, slots=True)
 class HistoryReader:
-    """Reader of channel histories for one client. `EventQueue` uses it to fetch missed messages."""
+    """Reads channel histories through one client. `EventQueue` uses it to fetch missed messages."""
 
     client: GatewayClient
     announce: Callable[[str, str, str], Awaitable[object]]
@@ -274,7 +274,7 @@ class HistoryReader:
     async def _read(
         self, channel: "discord.abc.MessageableChannel", after: int, before: int | None, limit: int
     ) -> list[discord.Message]:
-        """Read messages newest first, so that the limit keeps the newest."""
+        """Return at most `limit` messages, newest first. If there are more, the oldest are left out."""
         end = discord.Object(before) if before is not None else None
         history = channel.history(limit=limit, after=discord.Object(after), before=end, oldest_first=False)
         return [message async for message in history]

@@ -43,7 +43,7 @@ _WRITES = (
 
 
 class RestClient(HTTPClient):
-    """discord.py's REST client with a base URL for each client. The library has one base URL for all clients."""
+    """discord.py's REST client, with its own base URL. In the library, all clients share one base URL."""
 
     def __init__(self, client: discord.Client, settings: DiscordSettings) -> None:
         super().__init__(client.loop)
@@ -123,7 +123,10 @@ class TolerantState(ConnectionState[Any]):
         return message
 
     def _known(self, channel: Any, data: Any) -> Any:
-        """Return a message without unparsable parts. If it has no text, add their text as a forwarded message."""
+        """Return a message's data without unparsable parts.
+
+        If the message has no text, the text of the unparsable parts is added as a forwarded message.
+        """
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:

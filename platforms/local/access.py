@@ -63,9 +63,9 @@ class BrowserAccessControl:
         self._store = store
         self._clock = clock
         self._tokens: dict[str, tuple[Millis, UserRef, str]] = {}
-        """Time, person and the person's name of each unused token, by its digest."""
+        """For each unused token, by digest: the time when it was created, the person and the person's name."""
         self._admitted: dict[str, SignedInBrowser] = {}
-        """Browsers by digest that were signed in at their last request."""
+        """Browsers that were signed in at their last request, by digest."""
 
     def mint(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str:
         """Create a token for a person. With more than five unused tokens, the oldest becomes invalid."""

@@ -28,7 +28,7 @@ from platforms.settings import LocalSettings
 log = structlog.get_logger()
 
 _SHUTDOWN_SECONDS = 1.0
-"""Seconds that running requests, and saving recent entries, can take at shutdown. Streams end immediately."""
+"""Time limit at shutdown for running requests and for saving recent entries, in seconds. Streams end immediately."""
 
 
 class LocalAdapter:

@@ -31,7 +31,10 @@ _NOT_EDITABLE = (
 )
 
 SETTLE_SECONDS = (0.4, 3.0)
-"""Seconds without an event after which a stream compares the page with the store. A delivery is recorded after it."""
+"""Seconds without an event after which a stream compares the page with the store for the first and the second time.
+
+The second comparison finds what is stored some time after its event, such as the record of a delivery.
+"""
 PING_SECONDS = 15.0
 """Seconds after which a silent stream sends a ping, which also detects closed pages."""
 
@@ -90,7 +93,7 @@ class ChatRoutes:
         }
 
     async def _listed(self, chat: LiveChat) -> Sequence[ListedChat]:
-        """Load the beginning of the list, to find out whether an open page must load it again."""
+        """Load the newest chats of the list, to find out whether an open page must load the list again."""
         return await self.parts.store.read(load_listed, chat.key, PAGE_CHATS)
 
     async def _read(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
@@ -171,7 +174,7 @@ class ChatRoutes:
         return self.parts.chats[person.chat_key(name_in(request))]
 
     async def _file(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
-        """Send a file of the chat, uploaded by its person or sent by the agent."""
+        """Send a file of the chat, which the person uploaded or the agent sent."""
         key, number = self._chat(request, person).key, int(request.match_info["number"])
         file = await self.parts.store.read(load_file_of, key, number)
         path = None if file is None else await asyncio.to_thread(self._find, file)

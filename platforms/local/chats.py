@@ -47,7 +47,7 @@ class LiveChat:
 
     @property
     def name(self) -> str:
-        """Name of the chat in the addresses of its person."""
+        """Name of the chat in URLs. It is unique among the chats of one person."""
         return self.key.chat_ref
 
     @property
@@ -79,7 +79,7 @@ class LiveChat:
         return self._recent.get(ref)
 
     def add(self, entry: Entry) -> None:
-        """Show a new entry, or new content of the entry with this `ref`."""
+        """Show an entry. It replaces any entry with the same `ref`."""
         is_over = entry.kind is not EntryKind.PERSON
         if self._preview is not None and self._preview.ref == entry.ref:
             self._preview = None
@@ -115,9 +115,9 @@ class LiveChat:
         ]
 
     def show_loaded(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Make open pages show the newest entries as they were loaded, and return what a page that opens now shows.
+        """Show the newest entries as loaded on all open pages. Return the entries for a page that opens now.
 
-        Entries that are older than all of `entries` stay as they are.
+        Open pages keep entries that are older than all of `entries`.
         """
         is_first = not self._shown  # no page is open, except the one for which the entries were loaded
         changed = self.changed(entries)

@@ -24,7 +24,7 @@ class EntryKind(StrEnum):
     REASONING = "reasoning"
     """Reasoning of the model before its tool calls."""
     REPLY = "reply"
-    """Reply to a command. Like the next four kinds, the gateway wrote it."""
+    """Reply of the gateway to a command."""
     NOTICE = "notice"
     QUESTION = "question"
     """Approval request. It has buttons until it is answered."""
@@ -90,7 +90,7 @@ class Entry:
 
     @property
     def order(self) -> int:
-        """Sort key on the page, different for all entries of a timeline, and exact as a number in JavaScript."""
+        """Sort key on the page. It differs for all entries of a timeline, and JavaScript can store it exactly."""
         return self.moment * 1_000 + min(self.rank, 999)
 
 
@@ -107,8 +107,8 @@ def taken_up(at: Millis) -> Millis:
 def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:
     """Merge stored and recent entries into one timeline.
 
-    Leaves out recent entries that are stored (`known_refs`), in this batch of rows or an earlier one, and entries older
-    than `since`, which belong to an earlier batch. Keeps notices that were added to the end of an answer.
+    Leaves out recent entries that are already stored, in this batch of rows or an earlier one (`known_refs`). Entries
+    older than `since` belong to an earlier batch and are left out too. Keeps notices added at the end of an answer.
     """
     fresh = [entry for entry in recent if entry.ref not in known_refs and entry.at >= since]
     shown = {entry.ref: entry.text for entry in recent if entry.kind is EntryKind.ANSWER}

@@ -55,7 +55,7 @@ class ExportedMessage:
 class ExportFormat:
     mime: str
     start: Callable[[str], str]
-    """Returns the beginning of the file, for a title."""
+    """Returns the beginning of a file with the given title."""
     message: Callable[[ExportedMessage], str]
     end: str = ""
 
@@ -147,4 +147,4 @@ FORMATS = {
     "jsonl": ExportFormat(mime="application/jsonl", start=lambda title: "", message=_json),
     "html": ExportFormat(mime="text/html", start=Markup(_HTML_START).format, message=_html, end="</body>\n</html>\n"),
 }
-"""Formats by the ending of the file's name."""
+"""Export formats by file extension."""

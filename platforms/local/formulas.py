@@ -1,7 +1,7 @@
 r"""Formulas in answers: `$…$`, `$$…$$`, `\(…\)` and `\[…\]` become MathML.
 
-Text between dollar signs is a formula only if it clearly is one, because prices and shell variables have dollar signs
-too. A formula that cannot be converted is shown as its source.
+Text between these delimiters is a formula only if it clearly is one, because prices and shell variables have dollar
+signs too. A formula that cannot be converted is shown as its source.
 """
 
 import html
@@ -75,7 +75,7 @@ def _allowed(element: Element) -> Markup:
 
 
 def is_formula(text: str) -> bool:
-    """Return True if the text between two marks is a formula.
+    """Return True if the text between two delimiters is probably a formula.
 
     >>> [is_formula(text) for text in ("x", "a^2 + b^2", "2n+1", "5 and", "HOME/bin", r"\\\\text{if } x")]
     [True, True, True, False, False, True]

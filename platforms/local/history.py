@@ -92,7 +92,7 @@ def load_history(
 
 
 def first_unread(entries: Sequence[Entry], until: Millis | None) -> str | None:
-    """Return the first entry after the time `until` that the person did not write, or None."""
+    """Return the `ref` of the first entry after `until` that the person did not write, or None."""
     fresh = (entry.ref for entry in entries if until is not None and entry.at > until and entry.kind in _IS_NEWS)
     return next(fresh, None)
 
@@ -110,10 +110,10 @@ def load_file_of(db: Connection, key: ChatKey, attachment_id: int) -> SentFile |
 
 
 def load_editable(db: Connection, key: ChatKey) -> Entry | None:
-    """Load the newest message of the chat's person, which `/undo` takes back.
+    """Load the newest message that the person sent, which `/undo` would remove.
 
-    Messages that were sent quickly one after the other, and answered together, count as one. Returns None if there is
-    no message, or if its answer is not finished.
+    Messages that were sent in quick succession and answered together count as one. Returns None if there is no message,
+    or if its answer is not finished.
     """
     chat = find_chat(db, key)
     session = None if chat is None else load_active(db, chat.id)

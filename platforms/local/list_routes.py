@@ -1,4 +1,4 @@
-"""The list of chats: its entries by day in the reader's time zone, and what a person can do with one of them."""
+"""List of chats, grouped by day in the reader's time zone, and the actions that a person can take on a chat."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ ZONE_HEADER = "Hermes-Zone"
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class ListRoutes:
-    """Request handlers for the list of the person who is signed in."""
+    """Request handlers for the chat list of the person who is signed in."""
 
     parts: Parts
 
@@ -89,7 +89,7 @@ class ListRoutes:
         return html(self.parts.pages.fragment("deletion", name, values))
 
     async def _delete(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
-        """Delete a chat, also from the memory and the saved recent entries of the page."""
+        """Delete a chat, and remove it from memory and from the saved recent entries."""
         key, chats = _key(request, person), self.parts.chats
         said = await self.parts.console.act("deletion", "delete", person, {"chat": key.chat_ref})
         if (live := chats.pop(key, None)) is not None:
@@ -127,7 +127,7 @@ def _key(request: web.Request, person: WebPerson) -> ChatKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListEntry:
-    """A chat of the list, in the group with the heading `heading`."""
+    """Chat in the list, under the heading `heading`."""
 
     chat: ListedChat
     heading: str
@@ -145,7 +145,7 @@ def zone_named(name: str) -> tzinfo:
 
 
 def grouped(chats: Sequence[ListedChat], zone: tzinfo, now: Millis, heading: str = "") -> Iterator[ListEntry]:
-    """Yield the entries of the list. `heading` is the last heading above them."""
+    """Yield the entries of the list. `heading` is the last heading that the page already shows above them."""
     today = datetime.fromtimestamp(now / 1000, zone).date()
     for chat in chats:
         at = datetime.fromtimestamp(chat.used_at / 1000, zone)
@@ -171,7 +171,7 @@ def heading_of(day: date, today: date) -> str:
 
 
 def position_in(text: str) -> Position | None:
-    """Return the position that a link of the list names, or None if it is not valid."""
+    """Return the list position in a link to older chats, or None if the text is not a position."""
     match [whole_number(part) for part in text.split("-")]:
         case [int(pinned), int(used_at), int(chat_id)]:
             return pinned, used_at, chat_id

@@ -1,8 +1,8 @@
 """Rendering of Markdown as safe HTML, and splitting into parts.
 
-HTML in the source is shown as text. Links lead only to http, https and mailto, and open without access to this page.
-Images become links, because the page loads nothing from other hosts. Only the web chat has code colours, formulas,
-links without marks and footnotes.
+HTML in the source is shown as text. Links lead only to http, https and mailto, and the opened page has no access to
+this page. Images become links, because the page loads nothing from other hosts. Only the web chat supports coloured
+code, formulas, footnotes, and URLs that are links without any markup.
 """
 
 import re
@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r"(?<![\w/])https?://[^\s<>\"'`|\\^{}\[\]\u3000-\u303f\uff
 _NOTE = re.compile(r"\[\^([A-Za-z0-9_-]{1,20})\](:?)")
 
 _MAX_CODE = 10_000
-"""Longer code has no colours, because a preview is rendered again several times per second."""
+"""Maximum length of coloured code, in characters. A preview is rendered again several times per second."""
 _MAX_LINE = 1_000
 _LANGUAGES = re.compile(
     r"bash|c|c\+\+|clojure|cmake|console|cpp|cs|csharp|css|dart|diff|docker|dockerfile|elixir|"
@@ -36,7 +36,7 @@ _LANGUAGES = re.compile(
     r"powershell|proto|protobuf|ps1|py|python|python3|r|rb|rs|ruby|rust|scala|scss|sh|shell|"
     r"sql|sqlite|swift|terraform|tex|toml|ts|tsx|typescript|vim|xml|yaml|yml|zig|zsh"
 )
-"""Languages with colours. Other lexers are not used, because the regular expressions of some take very long."""
+"""Languages that are shown in colour. Other lexers are not used, because some have very slow regular expressions."""
 _KINDS = {
     "comment": "Comment",
     "keyword": "Keyword Operator.Word Name.Tag",
@@ -49,7 +49,7 @@ _KINDS = {
     "inserted": "Generic.Inserted",
 }
 _CLASSES = {kind: name for name, kinds in _KINDS.items() for kind in kinds.split()}
-"""Classes by token type, also for more specific types."""
+"""CSS classes by Pygments token type. A more specific type has the class of the type that contains it."""
 
 
 @lru_cache(maxsize=128)  # caches HTML that a thread rendered until the page's template needs it
@@ -164,7 +164,7 @@ def _class_of(kind: str) -> str | None:
 
 
 def _add_references(markdown: MarkdownIt, is_safe: Callable[[str], bool]) -> None:
-    """Make the parser link addresses and footnotes."""
+    """Make the parser turn URLs and footnote labels into links."""
 
     def link(state: StateCore) -> None:
         inlines = [token for token in state.tokens if token.type == "inline"]
@@ -213,13 +213,13 @@ def _add_references(markdown: MarkdownIt, is_safe: Callable[[str], bool]) -> Non
 
 
 def _keep_notes(state: StateCore) -> None:
-    """Undo that a footnote with nothing but an address defines a link."""
+    """Remove the link definitions that the library makes from footnotes such as `[^1]: https://e.example`."""
     for label in [label for label in state.env.get("references", {}) if label.startswith("^")]:
         del state.env["references"][label]
 
 
 def _linked_notes(inlines: list[Token]) -> frozenset[str]:
-    """Return the labels of footnotes that have both a text and a place that refers to it."""
+    """Return the labels of footnotes that have both a text and a reference to it."""
     defined, used = set[str](), set[str]()
     for inline in inlines:
         is_first = True
@@ -245,7 +245,7 @@ def _text(content: str) -> Token:
 
 
 def _without_end(address: str) -> str:
-    """Return the address without punctuation that belongs to the sentence.
+    """Return a URL without the punctuation at its end that belongs to the sentence around it.
 
     >>> _without_end("https://e.example/a_(b))."), _without_end("https://e.example/?q=1,")
     ('https://e.example/a_(b)', 'https://e.example/?q=1')

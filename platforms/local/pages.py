@@ -1,4 +1,4 @@
-"""Pages and page fragments as HTML, and chat names in addresses."""
+"""Rendering of pages and page fragments as HTML, and the names of chats in URLs."""
 
 import unicodedata
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What all routes share: the parts of the adapter, the person who sent a request, and responses."""
+"""Shared code of all routes: the parts of the adapter, the person who sent a request, and responses."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -48,7 +48,7 @@ class Parts:
         return self.intake.console
 
     async def find_person(self, request: web.Request) -> WebPerson | None:
-        """Return the person who is signed in with this browser, or None if nobody is or their access was revoked."""
+        """Return the person signed in with this browser, or None if there is none or their access was revoked."""
         cookie, key = request.cookies.get(cookie_name(request), ""), request.headers.get(KEY_HEADER, "")
         return await self.find_person_by(Credentials(cookie, key))
 
@@ -71,7 +71,7 @@ class Parts:
         return guarded
 
     def said(self, sentence: str, trigger: str, macro: str = "said") -> web.Response:
-        """Show a sentence that says what happened, and let the page load what changed (`trigger`)."""
+        """Return a response that shows what happened. The page reacts to the event `trigger` and loads what changed."""
         response = html(self.pages.fragment(macro, sentence))
         response.headers["HX-Trigger"] = trigger
         return response
@@ -94,7 +94,7 @@ class Parts:
 
 
 def received_at(request: web.Request) -> tuple[str, int]:
-    """Return the address and port of a request. Raises `ConnectionResetError` if the browser disconnected."""
+    """Return the server's address and port for a request. Raises `ConnectionResetError` if the browser disconnected."""
     socket = None if request.transport is None else request.transport.get_extra_info("sockname")
     if socket is None:
         raise ConnectionResetError("the browser is gone")
@@ -106,7 +106,7 @@ def cookie_name(request: web.Request) -> str:
 
 
 def name_in(request: web.Request) -> str:
-    """Return the name of the chat in the address."""
+    """Return the name of the chat in the request's URL."""
     if not is_name(name := request.match_info["name"]):
         raise web.HTTPNotFound
     return name

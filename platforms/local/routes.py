@@ -100,13 +100,16 @@ class Site:
         return html(self.parts.pages.plain("Something went wrong", sentence), status=status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
-        """Show the page whose script exchanges the token and opens the next page. Without both, open the chat."""
+        """Show the page whose script exchanges the token and opens the next page.
+
+        Without a token, open the chat instead, unless the gateway has a page to show first.
+        """
         if "token" not in request.query and await self.parts.console.start_page() is None:
             raise web.HTTPSeeOther("/chat/main")
         return html(self.parts.pages.plain("Signing in", "One moment …", "enter.js"))
 
     async def _offline(self, request: web.Request) -> web.StreamResponse:
-        """Show the page that browsers keep, and show instead of ours while the gateway cannot be reached."""
+        """Return the page that browsers store in advance, to show it while the gateway cannot be reached."""
         line = "This page opens again by itself as soon as the gateway answers. Nothing that you sent is lost."
         return html(self.parts.pages.plain("The gateway cannot be reached", line, "offline.js"))
 
@@ -164,7 +167,7 @@ class Site:
         return self.parts.said(said, "console-changed")
 
     def _console(self, request: web.Request, person: WebPerson | None = None) -> ConsolePage:
-        """Return the requested page. Pages for admins do not exist for other people."""
+        """Return the requested page. Other people get "not found" for pages that are only for admins."""
         name = request.match_info["page"]
         for page in self.parts.console.pages:
             if page.name == name and (person is None or person.may_see(page)):

@@ -70,7 +70,7 @@ class UploadStore:
                     path.unlink()
 
     async def keep(self, part: BodyPartReader) -> IncomingAttachment:
-        """Write an uploaded file. Raises `FormError` if it is too large, `OSError` if it cannot be written."""
+        """Write an uploaded file. Raises `FormError` if it is too large, or `OSError` if it cannot be written."""
         ref = secrets.token_hex(16)
         path = self._folder / ref
         if time.monotonic() - self._swept_at > _SWEEP_SECONDS:

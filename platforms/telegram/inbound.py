@@ -222,7 +222,7 @@ def read_migration(update: Update) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ReachChange:
-    """A person blocked or removed the bot, or allowed it to write again."""
+    """Change in whether the bot can write to a chat, for example because a person blocked the bot."""
 
     chat_ref: str
     is_reachable: bool
@@ -274,7 +274,7 @@ def _person(user: User) -> Sender:
 
 
 def _words_by(message: Message) -> str | None:
-    """Return the author of forwarded text; None if the sender wrote it."""
+    """Return the author of forwarded text, or None if the sender wrote it."""
     source = message.forward_origin or message.via_bot or message.sender_business_bot
     return None if source is None else _name_of(source)
 

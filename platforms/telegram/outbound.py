@@ -43,7 +43,7 @@ _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # Telegram would previe
 
 
 class TelegramSender:
-    """Sends the messages of a running bot. Every method raises the errors listed at `PlatformAdapter.send`."""
+    """Sends the messages of a running bot. Every method can raise the errors of `PlatformAdapter.send`."""
 
     def __init__(self, bot: telegram.Bot, buttons: ButtonCommandStore) -> None:
         self._bot = bot
@@ -235,6 +235,6 @@ def translated(error: TelegramError) -> errors.PlatformError:
 
 
 def is_refused(error: TelegramError, texts: tuple[str, ...]) -> bool:
-    """Return True if the Bot API refused a request with one of `texts`."""
+    """Return True if the Bot API refused a request with an error message that contains one of `texts`."""
     message = error.message.lower()
     return isinstance(error, BadRequest) and any(text in message for text in texts)

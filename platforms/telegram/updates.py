@@ -68,7 +68,7 @@ class NotStoredError(NetworkError):
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class UpdateHandler:
-    """Handler of one bot's updates. It passes them to the intake one by one, in Telegram's order."""
+    """Passes one bot's updates to the intake, one by one and in Telegram's order."""
 
     intake: Intake
     reader: UpdateReader

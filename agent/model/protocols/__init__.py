@@ -21,7 +21,7 @@ EXTRAS: Final[Mapping[str, str]] = {"anthropic": "anthropic"}
 
 
 def missing_extra(protocol: str) -> str | None:
-    """Return advice on how to install a protocol's package; None if it is installed. Does not import the package."""
+    """Return advice on how to install a protocol's package, or None if it is installed. Does not import the package."""
     if protocol not in EXTRAS or importlib.util.find_spec(EXTRAS[protocol]) is not None:
         return None
     return (

@@ -160,7 +160,7 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
 
 
 def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, Any], made_by: str) -> Reasoning:
-    """Return the reasoning to store with the calls that follow it, and a fingerprint of the request's `body_parts`.
+    """Return the reasoning to store with the calls that follow it. It includes a fingerprint of the `body_parts`.
 
     Newer models accept reasoning only after exactly the prompt that produced it. Once that prompt has been compressed,
     edited or pruned, the reasoning is left out.

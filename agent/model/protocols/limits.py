@@ -19,7 +19,7 @@ _OUTPUT_NAMES: Final = ("max_completion_tokens", "max_output_tokens", "max_outpu
 
 
 async def fetch_model_limits(get: Callable[[str], Awaitable[object]], model: str, base_url: str) -> ModelLimits | None:
-    """Return the limits that a server states for a model; None if it states them only once the model is loaded.
+    """Return the limits that a server states for a model, or None if it states them only once the model is loaded.
 
     `get` fetches JSON from an absolute URL. Raises a `ModelError` only if requests to other paths would fail in the
     same way.

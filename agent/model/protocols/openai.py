@@ -123,7 +123,7 @@ _FAULTS: Final = {
 
 
 def fault_of(error: ModelError) -> RequestFault | None:
-    """Return the fault behind a refusal; None if no other form of the request would help."""
+    """Return the fault behind a refusal, or None if no other form of the request would help."""
     cause, text = error.__cause__, refusal_text(error)
     if not text or not isinstance(cause, APIStatusError):
         return None

@@ -131,7 +131,7 @@ def _shown_path(asked: _Write | _Edit) -> str:
 
 
 async def stored_row(path: str, context: ToolContext) -> Message | None:
-    """Return the stored message whose recall id is `path`; None if `path` is not such an id.
+    """Return the stored message whose recall id is `path`, or None if `path` is not such an id.
 
     Raises `ToolError` for an unknown id.
     """
@@ -156,7 +156,7 @@ async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle
 
 
 def encoding_of(data: bytes) -> str | None:
-    """Return the encoding of a text, detected from its beginning; None if the data is not text."""
+    """Return the encoding of a text, detected from its beginning, or None if the data is not text."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in data:
@@ -327,7 +327,7 @@ class ImageReader:
     clock: Clock
 
     async def read(self, workspace: WorkspaceHandle, parts: PathParts, context: ToolContext) -> str | ToolReply | None:
-        """Return a picture, or a note for a model without image input; None if the file is not a picture.
+        """Return a picture, or a note for a model without image input, or None if the file is not a picture.
 
         Raises `ToolError`.
         """

@@ -181,7 +181,7 @@ async def _search(command: Sequence[str], batch: dict[int, str], deadline: float
 
 
 async def _output(command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState) -> bytes | None:
-    """Return the output of a search process; None if it ran out of memory.
+    """Return the output of a search process, or None if it ran out of memory.
 
     Raises `ToolError` for an invalid expression.
     """

@@ -43,7 +43,7 @@ RETRIES: Final = Backoff(1.0, 300.0)
 
 
 def missing_sdk() -> str | None:
-    """Return advice on how to install the SDK; None if it is installed. Does not import the SDK."""
+    """Return advice on how to install the SDK, or None if it is installed. Does not import the SDK."""
     return None if find_spec("mcp") is not None else MISSING_SDK
 
 

@@ -173,7 +173,7 @@ def _parsed(line: bytes) -> JSONRPCMessage | None:
 
 
 def _error_for(line: bytes, reason: str) -> JSONRPCError | None:
-    """Return the error that replaces an unreadable response; None if the line is not a response."""
+    """Return the error that replaces an unreadable response, or None if the line is not a response."""
     number = find_id(line)
     error = ErrorData(code=INTERNAL_ERROR, message=reason)
     return JSONRPCError(jsonrpc="2.0", id=number, error=error) if number is not None else None

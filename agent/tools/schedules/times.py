@@ -163,7 +163,7 @@ def parse_local(text: str, zone: str) -> str:
 
 
 def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
-    """Return the first occurrence after a given time; None if there is none.
+    """Return the first occurrence after a given time, or None if there is none.
 
     `spec` must be normalised. Raises `ToolError` if `spec` is invalid, or if the zone is unknown on this machine.
 
@@ -175,7 +175,7 @@ def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
 
 
 def last_occurrence(spec: str, zone: str, until: Millis) -> Occurrence | None:
-    """Return the last occurrence at or before a given time; None if there is none. Raises `ToolError`."""
+    """Return the last occurrence at or before a given time, or None if there is none. Raises `ToolError`."""
     return _nearest(spec, zone, until, -1, lambda one: one.at <= until)
 
 

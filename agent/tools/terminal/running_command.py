@@ -127,7 +127,7 @@ class RunningCommand:
         self._seconds: float | None = None
         """Duration of the command in seconds; None while it runs."""
         self.stopped_for: str | None = None
-        """Reason why the gateway ended the command; None if it is running or ended by itself."""
+        """Reason why the gateway ended the command, or None if it is running or ended by itself."""
 
     @classmethod
     async def start(cls, command: str, folder: Path, settings: TerminalSettings, *, has_end: bool = True) -> Self:

@@ -102,7 +102,7 @@ def probe_sandbox() -> SandboxInfo:
 
 
 def terminal_fault(settings: TerminalSettings) -> str | None:
-    """Return the reason why no command can be run with these settings; None if commands can be run."""
+    """Return the reason why no command can be run with these settings, or None if commands can be run."""
     if not settings.enabled:
         return "the terminal is off (terminal.enabled)"
     return None if settings.unsafe else probe_sandbox().fault
@@ -135,9 +135,9 @@ test -r /proc/sysvipc && exec 3</proc/sysvipc/shm 4</proc/sysvipc/msg 5</proc/sy
 echo >&0; read -r _ && exec "$@" </dev/null 3<&- 4<&- 5<&-
 """
 GATE: Final = ("sh", "-c", _GATE, "gate")
-"""Command prefix that delays a program until the gateway has set its limits. It writes a line to standard input, which
-is a socket, and waits for a line in return. If the gateway closes the socket, it ends. While it waits, it keeps the
-sandbox's lists of System V objects open, so that the gateway can measure their memory.
+"""Command prefix that delays a program until the gateway has set its limits. The shell writes a line to standard input,
+which is a socket, and waits for a line in return. If the gateway closes the socket, the program does not start. While
+the shell waits, it keeps the sandbox's lists of System V objects open, so that the gateway can measure their memory.
 """
 
 _MACHINES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198), "riscv64": (0xC00000F3, 198)}

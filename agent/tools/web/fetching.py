@@ -198,7 +198,7 @@ async def read_body(response: "ClientResponse", max_bytes: int) -> tuple[bytes, 
 
 
 def retry_after(response: "ClientResponse") -> int | None:
-    """Return the pause that a server requests; None if it is not given in seconds."""
+    """Return the pause that a server requests, or None if it is not given in seconds."""
     stated = response.headers.get("Retry-After", "").strip()
     return int(stated) if stated.isdecimal() and len(stated) < 7 else None
 

@@ -76,7 +76,7 @@ def declared(data: bytes) -> str | None:
 
 
 def known(charset: str) -> str | None:
-    """Return the codec for a character set; None if it is unknown."""
+    """Return the codec for a character set, or None if it is unknown."""
     try:
         name = codecs.lookup(re.sub(r"^x-|(?<=8)-[ie]$", "", charset.strip(), flags=re.IGNORECASE)).name
         b"\0\0\0\0".decode(name)  # fails for codecs that are not text encodings
