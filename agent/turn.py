@@ -118,9 +118,9 @@ class Agent:
         """Create an agent. `pending`: unfinished compressions, shared by all agents of a store.
 
         `listeners` receive compression events. `before_split` runs before each compression. `on_wait` runs when a turn
-        waits long for a compression. `redact` removes secrets from the input and output of summaries. `make_engine`
-        wraps the built-in context engine in another one, whose tools are added to those of `prompts`. `delegate` runs
-        sub-agents.
+        waits a long time for a compression. `redact` removes secrets from the input and output of summaries.
+        `make_engine` wraps the built-in context engine in another one, whose tools are added to those of `prompts`.
+        `delegate` runs sub-agents.
         """
         self._delegate, self._store, self._clock, self.prompts = delegate, store, clock, prompts
         self._max_tool_rounds, self._views, tools = max_tool_rounds, ViewCache(store), prompts.tools

@@ -1,4 +1,4 @@
-"""Splitting of long text into parts within a chat service's limit, after paragraphs, sentences or words."""
+"""Splits long text into parts within a chat service's limit, at the ends of paragraphs, sentences or words."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence

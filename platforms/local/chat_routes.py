@@ -93,7 +93,7 @@ class ChatRoutes:
         }
 
     async def _listed(self, chat: LiveChat) -> Sequence[ListedChat]:
-        """Load the newest chats of the list, to find out whether an open page must load the list again."""
+        """Load the first chats of the list, to find out whether an open page must load the list again."""
         return await self.parts.store.read(load_listed, chat.key, PAGE_CHATS)
 
     async def _read(self, request: web.Request, person: WebPerson) -> web.StreamResponse:

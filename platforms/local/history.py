@@ -1,7 +1,7 @@
 """Chat history of the web page: stored rows as entries, in batches, newest batch first. This module only reads.
 
-A page that opens and a page that is already open show the same entries in the same order, because `load_history` makes
-both.
+A page that opens and a page that is already open show the same entries in the same order, because `load_history` loads
+the entries for both.
 
 The page shows all conversations of a chat, newest last, even the messages that the model no longer sees. Undone
 messages stay, marked as undone.
