@@ -1,9 +1,9 @@
 """Values shared by all packages, and the durable store.
 
-`values` and `errors` import nothing from the other packages. Every other module defines one kind of row and the only
+`values` and `errors` import nothing from the other packages. Most other modules define one kind of row, with the only
 functions that write it. The first parameter of these functions is a connection, and each call is one transaction:
-`Store.write` runs it on the writer's thread, `Store.read` on a reader's. `search` finds messages; `admin` is for
-operators.
+`Store.write` runs it on the writer's thread, and `Store.read` runs it on a reader's thread. `search` finds messages;
+`admin` is for operators.
 
 >>> import asyncio, tempfile
 >>> from pathlib import Path

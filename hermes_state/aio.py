@@ -44,7 +44,7 @@ class Backoff:
         return min(self.max_seconds, self.first_seconds * 2.0**doublings)
 
     def __iter__(self) -> Iterator[float]:
-        """Yield the seconds to wait after each failure, endlessly."""
+        """Yield the seconds to wait after each failure, without end."""
         return map(self.after, count(1))
 
 
@@ -98,7 +98,10 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 class FairSlots:
-    """Slots shared fairly: a holder that has as many slots as are free must wait. So none gets much more than half."""
+    """Semaphore that shares its slots fairly between holders.
+
+    A holder must wait while it has at least as many slots as are free, so no holder gets much more than half.
+    """
 
     def __init__(self, count: int) -> None:
         self._free, self._held = count, Counter[Hashable]()
@@ -120,7 +123,7 @@ class FairSlots:
 
 
 def track(tasks: set[asyncio.Task[T]], task: asyncio.Task[T]) -> asyncio.Task[T]:
-    """Keep a reference to `task` until it is done, because the event loop holds tasks only weakly."""
+    """Keep a reference to `task` until it is done, because the event loop only holds weak references."""
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task

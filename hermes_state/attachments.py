@@ -30,7 +30,7 @@ def insert(
 
 
 class MessageFile(SentFile, frozen=True, kw_only=True):
-    """File of a message."""
+    """A file that belongs to a message."""
 
     message_id: MessageId
 
@@ -45,7 +45,7 @@ def load_file(db: Connection, chat_id: ChatId, attachment_id: int) -> SentFile |
 
 
 def load_files(db: Connection, message_ids: Sequence[MessageId]) -> list[MessageFile]:
-    """Load the files of these messages, oldest first: uploaded by a person, or sent by tool calls."""
+    """Load the files of these messages, oldest first, whether a person uploaded them or a tool call sent them."""
     if not message_ids:  # PostgreSQL rejects `IN ()`
         return []
     marks = ",".join("?" * len(message_ids))
@@ -62,7 +62,7 @@ def load_surplus(db: Connection, max_bytes: int) -> list[str]:
 
 
 def load_orphans(db: Connection, chat_id: ChatId) -> list[str]:
-    """Return the paths of files that only this chat has."""
+    """Return the paths of files that belong to this chat and to no other chat."""
     query = """SELECT DISTINCT a.path FROM attachments a WHERE a.chat_id = ?
     AND NOT EXISTS (SELECT 1 FROM attachments b WHERE b.sha256 = a.sha256 AND b.chat_id <> a.chat_id)"""
     return scalars(db, str, query, (chat_id,))

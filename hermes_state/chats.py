@@ -103,7 +103,7 @@ def load_chat(db: Connection, chat_id: ChatId) -> Chat:
 
 
 def load_label(db: Connection, chat_id: ChatId) -> str:
-    """Return the chat's name for people: a group's title, or the person who wrote last; empty if unknown."""
+    """Return the chat's display name: a group's title, or the person who wrote last; empty if unknown."""
     query = f"""SELECT {chat_label("a.lineage_id")} FROM chats c
     LEFT JOIN sessions a ON a.id = c.active_session_id WHERE c.id = ?"""
     return scalar(db, str, query, (chat_id,))
@@ -143,7 +143,7 @@ def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
 
 
 class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat's message in its original form, with its delivery state and whether it was undone."""
+    """A message of a chat in its original form, with its delivery state and whether it was undone."""
 
     id: MessageId
     lineage_id: LineageId

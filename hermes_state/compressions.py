@@ -1,4 +1,4 @@
-"""Compressions and their undos. Each is one transaction that ends a session and continues it in a child session."""
+"""Compress conversations and undo compressions. Both end a session and continue it in a child, in one transaction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ FROM sessions WHERE id = :parent_id
 
 
 def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
-    """End the parent and continue it in a child that starts with `plan.context`.
+    """End the parent session and continue it in a child session that starts with `plan.context`.
 
     Raises `LineageMoved`, and writes nothing, if the parent has ended or its view has changed.
     """
@@ -142,7 +142,7 @@ class UndoPlan:
 
 
 def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
-    """Plan the view after undoing the newest compression. Return None if there is no compression to undo.
+    """Plan how to undo the newest compression of a conversation. Return None if there is no compression to undo.
 
     The planned view has the rows from before the compression and all later rows. Later view edits still apply, so
     undone messages stay hidden. Later handoffs are dropped. Raises `SessionNotFound`.
@@ -166,7 +166,7 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
 
 
 def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None) -> SessionId:
-    """End the newest session, `plan.tip`. Continue it in a new one that has the planned view and rows added since.
+    """End the newest session, `plan.tip`. Continue it in a new session with the planned view and the rows added since.
 
     Messages do not change. If `context_state` is None, the tip's state is kept. Raises `LineageMoved` if the tip has
     ended or its view has changed.

@@ -14,7 +14,7 @@ class Room(NamedTuple):
 
     @classmethod
     def on(cls, folder: Path) -> "Room":
-        """Return the free space for `folder`; `files` is unlimited if the disk has no inode limit. Raises `OSError`."""
+        """Return the free space on the disk of `folder`. Without an inode limit, `files` is 2**62. Raises `OSError`."""
         disk = os.statvfs(folder)
         return cls(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else 1 << 62)
 

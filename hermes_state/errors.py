@@ -9,7 +9,7 @@ HermesError
 │   ├── RateLimited           wait `retry_after` seconds before sending again
 │   ├── MessageRejected       the platform refuses this content: fall back to plain text
 │   │   └── FileSizeExceeded  a received file is larger than `limit_bytes`
-│   ├── ChatUnreachable       blocked, kicked or deleted: give up this message
+│   ├── ChatUnreachable       blocked, kicked or deleted: give up on this message
 │   ├── ChatMoved             the chat has a new id: update it and continue
 │   └── TokenRejected         fatal for this adapter, not for the daemon
 ├── ModelError         the turn fails or is retried; remedies are in `agent/model/errors.py`
@@ -35,7 +35,7 @@ from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 class HermesError(Exception):
-    """Root of all errors raised on purpose. The message is for people; code never parses it."""
+    """Base class of the gateway's own errors. The message is for people; code never parses it."""
 
 
 class ConfigError(HermesError):

@@ -101,7 +101,7 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
 _encode = msgspec.json.Encoder().encode
 
 SCHEDULE_PREFIX = "schedule:"
-"""Start of a scheduled message's event key. A platform's event key starts with the bot's id."""
+"""Prefix of a scheduled message's event key. A platform's event key starts with the bot's id."""
 IS_SCHEDULED = f"event_ref LIKE '{SCHEDULE_PREFIX}_%'"
 
 OPEN = "state IN ('new','claimed')"  # SQL condition for rows that are not settled
@@ -130,7 +130,7 @@ def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None
 
 
 def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:
-    """Return the row as `insert` stored it."""
+    """Return `row` as a stored row, as if loaded after `insert`."""
     return InboxRow(**msgspec.structs.asdict(row), id=inbox_id, received_at=now)
 
 
@@ -155,8 +155,8 @@ def load_waiting_commands(db: Connection, account: str) -> list[InboxId]:
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     """Load the chats whose lane has work: a waiting row or a running turn.
 
-    Chats with a turn come first, then the others by the age of their oldest row. Chats whose turn waits for a decision
-    are left out.
+    Chats with a running turn come first, then the others, oldest waiting row first. Chats whose turn waits for a
+    decision are left out.
     """
     query = """WITH opened AS (
       SELECT chat_id, state FROM turns WHERE parent_turn_id IS NULL AND state IN ('running','waiting'))
@@ -243,7 +243,7 @@ _TEXT = "coalesce({1}.text, CASE {0}.payload WHEN '' THEN '' ELSE json_extract({
 
 
 def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMessage | None:
-    """Load the stored message with this platform id."""
+    """Load the stored message with this platform id; None if there is none."""
     parameters = {"chat_id": chat_id, "ref": message_ref, "prefix": len(EDIT_PREFIX)}
     query = f"""SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id,
       CASE WHEN n.id IS NULL THEN {_TEXT.format("i", "m")}

@@ -101,7 +101,7 @@ def start_turn(
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> RunningTurn:
-    """Start a turn with these rows and store their messages. Raises `InboxMoved` if a row is no longer waiting."""
+    """Start a turn and store the messages of its inbox rows. Raises `InboxMoved` if a row is no longer waiting."""
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows are gone")
@@ -112,7 +112,7 @@ def start_turn(
 
 
 def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxId, RunningTurn] | None:
-    """Store an event and start its turn if its chat is idle and has an open conversation. Otherwise store nothing."""
+    """Store an event and start its turn if the chat is idle and has an open conversation. Otherwise do nothing."""
     values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id}
     query = f"""INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
     SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
@@ -134,7 +134,7 @@ def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxI
 
 
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
-    """Start a turn for the `/retry` command, which answers the newest human messages again."""
+    """Start a turn for the `/retry` command, which answers the user's newest messages again."""
     turn_id, _ = _insert_turn(db, chat_id, starter, now)
     claim = "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'"
     if db.execute(claim, (turn_id, command)).rowcount != 1:
@@ -246,7 +246,7 @@ def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text:
 def start_tools(
     db: Connection, claim: TurnClaim, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
 ) -> None:
-    """Record that these calls begin. Calls that have already begun keep their row. Raises `TurnMoved`."""
+    """Record that these calls are about to run. Calls that have already begun keep their row. Raises `TurnMoved`."""
     require_running(db, claim)
     tool_runs.begin(db, claim.id, call_message_id, calls, now)
 

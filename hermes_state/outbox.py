@@ -6,7 +6,7 @@ made. A new owner of the account changes `sending` to `ambiguous`, because the o
 row stays ambiguous until it is settled.
 
 Each new owner of an account increases its epoch (a fencing token), and every send checks the epoch. So if several nodes
-share a database, a stopped or disconnected owner can neither begin a send nor give up a row.
+share a database, a stopped or disconnected owner can neither begin a send nor give up on a row.
 
 A question about a tool call has the key `approval:<id>`. Its copies in admins' chats have the keys `approval:<id>:<chat
 id>`. Closing the question stores an edit of each message with the key `<key>:closed`, which is sent after the message.
@@ -73,7 +73,7 @@ class OutboxState(StrEnum):
 class WrittenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     markdown: str
     footer: str = ""
-    """Last lines, above the buttons. They become a separate message if the whole reply is too long."""
+    """Last lines of the reply, above the buttons. They become a separate message if the whole reply is too long."""
     edited_at: Millis | None = None
     """Time shown in the footer, for a reply that only edits the message in `replaces`."""
     buttons: tuple[Button, ...] = ()
@@ -203,10 +203,10 @@ def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
 def begin_send(
     db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, claim: AccountClaim, now: Millis
 ) -> OutboxRow | None:
-    """Record that sending begins, and store `parts` if the row was not rendered yet. Return None if the row is settled.
+    """Record that a send begins, and store `parts` if the row was not rendered yet. Return None if the row is settled.
 
-    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Trust only this state: a row that
-    was read before may date from before the account got a new owner. Raises `AccountMoved`.
+    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Use only this state, because a
+    row that was read earlier may be older than a change of the account's owner. Raises `AccountMoved`.
     """
     # A row stays ambiguous until it is settled, because its sender might not learn whether this statement succeeded.
     query = f"""UPDATE outbox SET state = CASE state WHEN 'ambiguous' THEN state ELSE 'sending' END,
@@ -258,9 +258,9 @@ def mark_retry(
 def mark_dead(
     db: Connection, row: OutboxRow, error: str, claim: AccountClaim, now: Millis, *, is_unreachable: bool = False
 ) -> bool:
-    """Give up an undeliverable row (a dead letter). Its payload is kept for the operator. Raises `AccountMoved`.
+    """Give up on an undeliverable row (a dead letter). Its payload is kept for the operator. Raises `AccountMoved`.
 
-    `is_unreachable` means that the bot cannot write in the chat at all. Return True if that was not known before.
+    `is_unreachable` means that the bot cannot write to the chat at all. Return True if that was not known before.
     """
     ended = {"state": OutboxState.DEAD, "error": error, "next_at": row.next_at, "settled_at": now}
     _end_attempt(db, row, claim, ended)
@@ -277,7 +277,7 @@ def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Map
 
 
 def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis) -> bool:
-    """Give up the chat's unsent answers. Return False if there are none. A part that is being sent can still arrive.
+    """Give up on the chat's unsent answers. Return False if there are none. A part that is being sent can still arrive.
 
     `person` limits this to turns that the person started, and `before` to turns that began with an earlier inbox row.
     """
@@ -292,7 +292,7 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
 def close_question(
     db: Connection, number: int, state: str, by: str, reason: str | None, outcome: str, now: Millis
 ) -> None:
-    """Store the answer to a question. Enqueue edits that replace the buttons with `outcome` and the time."""
+    """Store the answer to a question about a tool call. Enqueue edits that replace the buttons with `outcome`."""
     query = """UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, reason = ?
     WHERE id = ? AND state = 'pending' RETURNING question"""
     statement = """SELECT o.chat_id, o.dedupe_key,

@@ -1,9 +1,9 @@
 """Sessions, and the lineages that they form.
 
-A conversation is one **lineage**: a first session and its continuations, each created by a compression or its undo.
-`lineage_id` is the first session's id and `depth` counts continuations, so one indexed look-up finds the newest session
-(the tip). A reset starts a new lineage. A sub-agent's lineage is not a conversation: its first session has the kind
-`subagent` and the calling session as its parent.
+A conversation is one **lineage**: a first session and its continuations, each created by a compression or by undoing
+one. `lineage_id` is the first session's id and `depth` counts continuations, so one indexed look-up finds the newest
+session (the tip). A reset starts a new lineage. A sub-agent's lineage is not a conversation: its first session has the
+kind `subagent` and the calling session as its parent.
 """
 
 import secrets
@@ -47,7 +47,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a conversation, as shown in lists."""
+    """Summary of a conversation, as shown in lists."""
 
     tip: Session
     chat: ChatKey
@@ -66,12 +66,12 @@ MIN_KEY_PREFIX = 4  # shortest key prefix that people can look up
 
 _COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
-"""SQL expression for the conversation key of session `s`. If the first session was removed, the session's own key."""
+"""SQL expression for the conversation key of session `s`. This is its own key if the first session was removed."""
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def chat_label(lineage: str) -> str:
-    """Return the SQL for the name of chat `c`: a group's title, or in a direct chat, who wrote last in `lineage`."""
+    """Return SQL for the name of chat `c`: a group's title or, in a direct chat, the newest sender in `lineage`."""
     return f"""coalesce(c.title, CASE WHEN c.kind <> 'local' THEN (SELECT m.sender_name FROM messages m
       WHERE m.lineage_id = {lineage} AND m.origin = 'human' ORDER BY m.id DESC LIMIT 1) END, '')"""
 
@@ -188,7 +188,7 @@ def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 
 
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
-    """Make the conversation active in which a session's key starts with `key_prefix`. Raises `LookupRejected`."""
+    """Reactivate the conversation that has a session whose key starts with `key_prefix`. Raises `LookupRejected`."""
     tip = find_conversation(db, chat_id, key_prefix)
     if (active := load_open(db, chat_id)) is not None:
         if active.id == tip.id:
@@ -202,7 +202,7 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
 
 
 def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Session:
-    """Load the newest session of the conversation in which a session's key has this prefix. Raises `LookupRejected`."""
+    """Load the newest session of the conversation that has a session with this key prefix. Raises `LookupRejected`."""
     prefix = key_prefix.strip().lower()
     if len(prefix) < MIN_KEY_PREFIX or any(letter not in _BASE32 for letter in prefix):
         raise LookupRejected(LookupReason.MALFORMED, prefix)
@@ -235,7 +235,7 @@ def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
 
 
 def renew_system_prompt(db: Connection, lineage_id: LineageId, text: str) -> None:
-    """Replace the system prompt of a conversation's open continuation, unless a model may have seen the prompt."""
+    """Replace the system prompt of a conversation's open continuation, unless a model may have seen the old prompt."""
     query = """UPDATE sessions SET system_prompt = ?
     WHERE lineage_id = ? AND depth > 0 AND ended_at IS NULL AND next_seq = 1
       AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = sessions.chat_id AND t.state IN ('running','waiting'))"""
@@ -249,18 +249,18 @@ def set_context_state(db: Connection, session_id: SessionId, state: str) -> None
 
 
 def load_indebted(db: Connection, chat_id: ChatId) -> list[SessionId]:
-    """Load the chat's sessions that were compressed before their memory flush, and still need that flush."""
+    """Load the chat's sessions whose memory flush is still due, because they were compressed before it ran."""
     query = "SELECT id FROM sessions WHERE chat_id = ? AND context_state LIKE '%\"owes_notes\":true%' ORDER BY id"
     return scalars(db, SessionId, query, (chat_id,))
 
 
 def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> None:
-    """Set the model of a session and its continuations; None: the configured model."""
+    """Set the model of a session and its continuations. None selects the configured model."""
     db.execute("UPDATE sessions SET chosen_model = ? WHERE id = ?", (choice, session_id))
 
 
 def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None:
-    """Load the reasoning effort chosen for a session; None: the configured effort.
+    """Load the reasoning effort chosen for a session. None means the configured effort.
 
     This is not a field of `Session`, because the command line also reads older databases, which do not have the column.
     """
@@ -270,7 +270,7 @@ def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None
 
 
 def choose_effort(db: Connection, session_id: SessionId, effort: ReasoningEffort | None) -> None:
-    """Set the reasoning effort of a session and its continuations; None: the configured effort."""
+    """Set the reasoning effort of a session and its continuations. None selects the configured effort."""
     db.execute("UPDATE sessions SET reasoning_effort = ? WHERE id = ?", (effort, session_id))
 
 
@@ -288,7 +288,7 @@ def set_title(db: Connection, session_id: SessionId, title: str) -> None:
 
 
 def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
-    """Give a conversation a title, unless it has one. Return False in that case."""
+    """Give a conversation a title. Return False, and change nothing, if it already has one."""
     if load_title(db, lineage_id) is not None:
         return False
     set_title(db, load_tip(db, lineage_id).id, title)
@@ -296,7 +296,7 @@ def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
 
 
 def load_title(db: Connection, lineage_id: LineageId) -> str | None:
-    """Load the conversation's title, the newest of its sessions' titles."""
+    """Load a conversation's title, which is the newest title of its sessions; None if no session has one."""
     query = "SELECT title FROM sessions WHERE lineage_id = ? AND title IS NOT NULL ORDER BY depth DESC LIMIT 1"
     return scalar_or_none(db, str, query, (lineage_id,))
 

@@ -195,12 +195,13 @@ Secret: TypeAlias = Annotated[
 WebhookSecret: TypeAlias = Annotated[
     Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must have 16 to 256 characters, each one of A-Z a-z 0-9 _ -")
 ]
-"""Secret with only the characters that Telegram allows, long enough that it cannot be guessed."""
+"""Secret that contains only the characters that Telegram allows, and is too long to be guessed."""
 
 _HARMLESS = re.compile(r"[a-z]{1,20}|[0-9]{1,9}|/[\w./-]{0,200}|https?://[\w.:/-]{1,200}", re.ASCII)
-"""Values that are not secrets unless their name says so: words, numbers, paths, addresses without a password.
+"""Pattern for values that are not secrets unless their name suggests it.
 
-If a path or a word counted as a secret, it would be redacted from all messages.
+These are words, numbers, paths, and addresses without a password. If they counted as secrets, they would be redacted
+from all messages.
 """
 
 

@@ -20,7 +20,7 @@ from annotated_types import Ge, GroupedMetadata, Le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(GroupedMetadata):
-    """Range, unit and default (in words) of a configuration key. `restart` means that a change needs a restart."""
+    """Range, unit and default (in words) of a configuration key. With `restart`, changes need a restart."""
 
     ge: float | None = None
     le: float | None = None

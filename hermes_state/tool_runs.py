@@ -36,7 +36,7 @@ class ToolResult:
 
 
 def begin(db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis) -> None:
-    """Record that these calls begin. Calls that have already begun keep their row."""
+    """Record that these calls are about to run. Calls that have already begun keep their row."""
     query = """INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
     VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT DO NOTHING"""
     db.executemany(query, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
@@ -66,7 +66,7 @@ def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> l
 
 
 def load_offer(db: Connection, session_id: SessionId) -> list[str] | None:
-    """Load the names of the tools offered in a session; None if they are not chosen yet."""
+    """Load the names of the tools offered in a session; None if they have not been chosen yet."""
     stored = scalar_or_none(db, str, "SELECT names FROM tool_offers WHERE session_id = ?", (session_id,))
     return None if stored is None else msgspec.json.decode(stored, type=list[str])
 

@@ -1,7 +1,8 @@
 """Transcripts: message rows, and the views of them that the model sees.
 
 Rows are append-only. The model sees a **view** of a lineage's newest session: first the rows that the session's context
-lists, then the session's own rows. `view_edits` hide or replace rows of it. Undo and retry only write view edits.
+lists, then the session's own rows. Entries in `view_edits` hide or replace rows of the view. Undo and retry only write
+view edits.
 """
 
 import sqlite3
@@ -49,7 +50,7 @@ NOT_SAID_NOW = frozenset(
         "the message was scheduled earlier and came by itself: nobody typed it now",
     }
 )
-"""Notes on messages that their sender did not just write. The last two notes were stored by earlier versions."""
+"""Notes on messages that were forwarded or sent automatically. The last two notes were stored by earlier versions."""
 _decode_body = msgspec.json.Decoder(MessageBody).decode
 _encode_body = msgspec.json.Encoder().encode
 
@@ -175,14 +176,14 @@ def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcrip
 
 
 def load_own_rows(
-    db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None, behind: Transcript = ()
+    db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None, preceding: Transcript = ()
 ) -> Transcript:
     """Load at most `limit` messages of a session from `since_seq` on, ignoring view edits.
 
-    `behind` is the part of the transcript that precedes them.
+    `preceding` is the part of the transcript before these messages. Its last rows share equal values with them.
     """
     rows = db.execute(_OWN_ROWS, (session_id, since_seq, _NO_LIMIT if limit is None else limit)).fetchall()
-    return _messages(rows, behind)
+    return _messages(rows, preceding)
 
 
 def load_message(db: Connection, message_id: MessageId) -> Message:
@@ -203,7 +204,7 @@ def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:
 
 
 def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId], reason: str, now: Millis) -> int:
-    """Hide rows from the model and return their number. Compressions that were planned before this are refused."""
+    """Hide rows from the model and return their number. Compressions that were planned earlier are then refused."""
     rows = [(session_id, session_id, message_id, message_id, reason, now) for message_id in message_ids]
     query = """INSERT INTO view_edits
     SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
@@ -252,7 +253,7 @@ def split_exchanges(view: View) -> list[list[Message]]:
 
 
 def undoable_exchanges(view: View) -> list[list[Message]]:
-    """Return the exchanges after the newest summary. Those before it are the kept start of the conversation."""
+    """Return the exchanges after the newest summary. Earlier exchanges are the start that the compression kept."""
     exchanges = split_exchanges(view)
     handoffs = (at for at, rows in enumerate(exchanges, 1) if any(row.origin is Origin.SUMMARY for row in rows))
     return exchanges[max(handoffs, default=0) :]
@@ -273,7 +274,7 @@ def load_messages(
     return _messages(reversed(rows))
 
 
-def load_messages_behind(
+def load_messages_after(
     db: Connection, lineage_id: LineageId, after: MessageId, limit: int, session_id: SessionId | None = None
 ) -> Transcript:
     """Load the first `limit` original rows of a conversation or session with ids above `after`, without undone rows."""
@@ -301,14 +302,14 @@ def load_hidden(db: Connection, lineage_id: LineageId) -> set[MessageId]:
     return set(scalars(db, MessageId, query, (lineage_id,)))
 
 
-def _messages(rows: Iterable[_Row], behind: Transcript = ()) -> Transcript:
+def _messages(rows: Iterable[_Row], preceding: Transcript = ()) -> Transcript:
     """Convert rows of `_COLUMNS` to messages. Values are found by position, which is five times faster than by name.
 
-    Equal values share one object, including values in the last rows of `behind`. This saves a quarter of a view's
+    Equal values share one object, including values in the last rows of `preceding`. This saves a quarter of a view's
     memory.
     """
     once = _InternCache()
-    for row in behind[-4:]:  # the last rows often share values with the next ones
+    for row in preceding[-4:]:  # the last rows often share values with the next ones
         for value in (row.session_id, row.sender_ref, row.sender_name, row.turn_id, row.tool_name):
             once.setdefault(value, value)
     return tuple(
@@ -334,7 +335,7 @@ def _messages(rows: Iterable[_Row], behind: Transcript = ()) -> Transcript:
 
 
 class _InternCache(dict[Any, Any]):
-    """Cache in which `once[value]` returns the first equal value that was looked up."""
+    """Cache in which looking up a value returns the first equal value that was looked up."""
 
     def __missing__(self, value: Any) -> Any:
         self[value] = value
@@ -351,7 +352,7 @@ _ORIGINS = {origin.value: origin for origin in Origin}
 MIN_CACHED_ROWS = 64
 """Minimum number of rows in a cached view. Reading fewer rows takes well under a millisecond."""
 MAX_CACHED_BYTES = 8_000_000
-"""Maximum estimated memory of all cached views together, in bytes."""
+"""Maximum estimated memory use of all cached views together, in bytes."""
 MAX_IDLE_SECONDS = 300.0
 """Seconds after which an unused view is dropped."""
 
@@ -364,7 +365,7 @@ class _CachedView:
 
 
 class ViewCache:
-    """Cached results of `load_view`. Without them, every model call would decode thousands of rows for milliseconds."""
+    """Cache for `load_view`. Without it, every model call would spend milliseconds on decoding thousands of rows."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -399,7 +400,7 @@ def _load_since(db: Connection, lineage_id: LineageId, known: View | None) -> Vi
     """Return the current view. If only new rows were added since `known`, load only those rows."""
     if known is None or not _has_only_grown(known, session := load_tip(db, lineage_id)):
         return load_view(db, lineage_id)
-    rows = load_own_rows(db, session.id, known.session.next_seq, behind=known.transcript)
+    rows = load_own_rows(db, session.id, known.session.next_seq, preceding=known.transcript)
     return View(session=session, transcript=known.transcript + rows)
 
 

@@ -1,7 +1,7 @@
 """Running and waiting turns, and previews of their answers. The functions that change turns are in `journal`.
 
 A preview is stored in the database only if another node shows it to people. Each turn has at most one preview, which is
-removed when the turn is taken up, paused or ended.
+removed when the turn gets a new owner, is paused or ends.
 """
 
 from collections.abc import Iterable, Mapping
@@ -61,7 +61,7 @@ class RunningTurn(TurnClaim, frozen=True, kw_only=True):
     """True while the turn is paused for a decision. The chat stays busy."""
     chosen_model: str | None = None  # None: the configured model
     reasoning_effort: ReasoningEffort | None = None
-    """Reasoning effort chosen for the conversation; None: the configured effort."""
+    """Reasoning effort chosen for the conversation. None means the configured effort."""
     parent: ParentTurn | None = None  # set for a sub-agent's turn only
 
     @property
@@ -125,7 +125,7 @@ def require_running(db: Connection, turn: TurnClaim) -> RunningTurn:
 
 
 def load_running(db: Connection, turn_id: TurnId) -> RunningTurn:
-    """Load a turn, whatever its epoch. Raises `TurnMoved` if it is not running."""
+    """Load a turn, regardless of its epoch. Raises `TurnMoved` if it is not running."""
     found = find_turn(db, turn_id)
     if found is None:
         raise TurnMoved(f"turn {turn_id} is not running")
@@ -149,7 +149,7 @@ def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> N
 
 
 def load_previews(db: Connection, turn_ids: Iterable[TurnId], known: Mapping[TurnId, int]) -> list[StoredText]:
-    """Load the previews of running turns. Turns whose epoch differs from the one in `known` are loaded too."""
+    """Load the previews of running turns. Also load the turns whose epoch differs from the epoch in `known`."""
     query = """SELECT t.epoch, p.text FROM previews p JOIN turns t ON t.id = p.turn_id
     WHERE p.turn_id = ? AND t.state = 'running'"""
     found = []

@@ -20,7 +20,7 @@ AttachmentId = NewType("AttachmentId", int)
 Millis = NewType("Millis", int)  # UTC milliseconds since the epoch
 
 Tokens = NewType("Tokens", int)
-"""Number of tokens that people or providers set, such as a window, a limit or a budget."""
+"""Number of tokens set by people or providers, such as a window, a limit or a budget."""
 
 EstimatedTokens = NewType("EstimatedTokens", int)
 """Number of tokens that the gateway estimates. The type keeps estimates apart from the counts that providers report."""
@@ -33,7 +33,7 @@ UserRef = NewType("UserRef", str)
 """A person's platform and stable id, as written in the configuration: `telegram:42`."""
 
 LOCAL_OWNER = UserRef("local:owner")
-"""Person whose links `hermes-gateway url` prints, always an admin."""
+"""Person who signs in with the links that `hermes-gateway url` prints. Always an admin."""
 
 
 class Clock(Protocol):
@@ -204,7 +204,7 @@ InboundEvent: TypeAlias = InboundMessage | EditEvent | DeletionEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Position in a channel: all messages up to and including `seen_ref` were handled."""
+    """Position in a channel: all messages up to and including `seen_ref` have been handled."""
 
     platform: str
     account: str
@@ -213,7 +213,7 @@ class Cursor:
 
 
 class Button(msgspec.Struct, frozen=True, kw_only=True):
-    """A button below a message. Pressing it sends `command` in the name of the person who pressed it."""
+    """A button below a message. Pressing it sends `command` on behalf of the person who pressed it."""
 
     label: str
     command: str
@@ -373,7 +373,7 @@ class ToolEffect(StrEnum):
 
 
 class SessionKind(StrEnum):
-    """Origin of a session: first session of a conversation, continuation, or first session of a sub-agent."""
+    """Kind of a session: first of a conversation, continuation, or first of a sub-agent. `BRANCH` is not used yet."""
 
     ROOT = "root"
     CONTINUATION = "continuation"
@@ -392,7 +392,7 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanonicalUsage:
-    """Tokens of one model call as the provider reported them. `input` excludes cached and newly cached tokens."""
+    """Token counts of one model call, as reported by the provider. `input` excludes cache reads and cache writes."""
 
     input: int = 0
     output: int = 0

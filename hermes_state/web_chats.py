@@ -1,4 +1,4 @@
-"""The list of chats in the web chat: its order, and the names, marks and read marks that a person gives to chats."""
+"""The list of chats in the web chat: its order, and each chat's name, pin, archive state and read marker."""
 
 import re
 from typing import TypeAlias
@@ -16,7 +16,7 @@ from hermes_state.values import ChatId, ChatKey, Millis
 MAX_NAME_CHARACTERS = 100
 
 Position: TypeAlias = tuple[int, int, int]
-"""Place in the list: 1 for pinned chats and else 0, the time of the last activity, and the id of the chat."""
+"""Position in the list: 1 for a pinned chat or else 0, the time of the last activity, and the chat's id."""
 
 START: Position = (2, 0, 0)
 
@@ -33,7 +33,7 @@ class ListedChat(msgspec.Struct, frozen=True, kw_only=True):
     is_pinned: bool
     is_archived: bool
     is_unread: bool
-    """True if the newest answer was not seen."""
+    """True if the newest answer has not been seen."""
 
     @property
     def shown_name(self) -> str:
@@ -79,7 +79,7 @@ WHERE {} ORDER BY pinned DESC, used_at DESC, id DESC LIMIT :limit
 def load_listed(
     db: Connection, like: ChatKey, limit: int, *, after: Position = START, is_archived: bool = False
 ) -> list[ListedChat]:
-    """Load the chats with the account and person of `like` that come after a position of the list."""
+    """Load the chats with the account and person of `like` that come after position `after` in the list."""
     pinned, used_at, chat_id = after
     where = "archived = :archived AND (pinned, used_at, id) < (:pinned, :used_at, :id)"
     values = {"archived": int(is_archived), "pinned": pinned, "used_at": used_at, "id": chat_id, "limit": limit}
@@ -98,7 +98,7 @@ def _owner(key: ChatKey) -> dict[str, str]:
 
 @locks(chat="key")
 def rename(db: Connection, key: ChatKey, name: str) -> None:
-    """Give a chat a name. Without words, the chat shows the title of its conversation again."""
+    """Give a chat a name. If `name` is empty, the chat shows the title of its conversation again."""
     words = " ".join(name.split())
     if len(words) > MAX_NAME_CHARACTERS:
         raise CommandError(f"A name can have at most {MAX_NAME_CHARACTERS} characters. Yours has {len(words):,}.")
@@ -150,7 +150,8 @@ def existing(db: Connection, key: ChatKey) -> Chat:
 def search_scope(db: Connection, like: ChatKey | None, platform: str = "") -> SearchFilter | None:
     """Return the filter for all chats of a platform, or of the account and person of `like`. None if there are none.
 
-    A search takes longer the more chats its filter names, so the filter names the fewer of wanted and unwanted chats.
+    A search takes longer the more chats its filter names. So the filter names the wanted chats or the unwanted chats,
+    whichever are fewer.
     """
     owner = _owner(like) if like is not None else dict.fromkeys(("platform", "account", "user_ref"), "")
     values = {"is_all": int(like is None), "kind": platform, **owner}

@@ -40,7 +40,7 @@ from hermes_state.store.segment import INDEXED_CHARACTERS, searched_text
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
-from hermes_state.transcripts import load_hidden, load_messages, load_messages_behind
+from hermes_state.transcripts import load_hidden, load_messages, load_messages_after
 from hermes_state.values import (
     ChatId,
     LineageId,
@@ -282,7 +282,7 @@ class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.place is not None and session is None:
             raise CommandError(f"“{self.place}” is not a session.")
         session_id = session.id if session is not None else None
-        rows = load_messages_behind(db, LineageId(self.lineage), MessageId(self.after), PAGE_ROWS, session_id)
+        rows = load_messages_after(db, LineageId(self.lineage), MessageId(self.after), PAGE_ROWS, session_id)
         return fitting(rows)
 
     def redacted(self, row: Message, redact: Redact) -> FullMessage:

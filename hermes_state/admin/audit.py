@@ -1,4 +1,4 @@
-"""Audit list: which conversations of other people an admin opened in the console, and what an admin did there."""
+"""Audit log: what admins did in the console, and which conversations of other people they opened there."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     at: Millis
     person: UserRef
     action: str
-    """Word for the action, such as `read` or `approve`."""
+    """Name of the action, such as `read` or `approve`."""
     subject: str
     """Chat, person or request that the action concerns."""
 

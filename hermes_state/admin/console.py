@@ -64,7 +64,7 @@ class ChatRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_chats(db: Connection, words: str, platform: str, before: int, limit: int) -> list[ChatRow]:
-    """Load chats with the newest activity first, from position `before` on. `words` must occur in label or name."""
+    """Load chats, most recently used first. Skip the first `before` chats. Label or chat id must contain `words`."""
     query = f"""SELECT * FROM (
       SELECT c.id, {columns(ChatKey, "c", "key")}, c.kind, {_LABEL} AS label, a.chosen_model AS model,
         coalesce(a.last_human_at, c.updated_at) AS used_at, c.unreachable_since IS NOT NULL AS is_unreachable,
@@ -81,7 +81,7 @@ def load_platforms(db: Connection) -> list[str]:
 
 
 class CompressionFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a compression. Without a compression, all are None, except the cost."""
+    """Figures of a compression. If there was no compression, `cost` is 0 and all other fields are None."""
 
     layer: str | None
     focus: str | None
@@ -95,7 +95,7 @@ class CompressionFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def saved_percent(self) -> int | None:
-        """Share of the tokens that the compression removed."""
+        """Percentage of the tokens that the compression removed."""
         if not self.tokens_before or self.tokens_after is None:
             return None
         return round(100 * (1 - self.tokens_after / self.tokens_before))
@@ -127,7 +127,7 @@ _WORST = "(k.outcome = 'aborted') DESC, (k.summary_kind = 'deterministic') DESC,
 
 
 def load_compressions(db: Connection, since: Millis, limit: int, worst_first: bool) -> list[ListedCompression]:
-    """Load the compressions of all chats since a time, the failed and useless ones first or the newest first."""
+    """Load the compressions of all chats since `since`, newest first or least successful first."""
     query = f"""SELECT {columns(ChatKey, "c", "chat")}, {_LABEL} AS label, k.created_at AS at, k.outcome, k.reason,
       k.verdict, k.undone_by IS NOT NULL AS was_undone, {FIGURES}
     FROM compressions k JOIN sessions s ON s.id = k.parent_id JOIN chats c ON c.id = s.chat_id {_ACTIVE}
@@ -145,7 +145,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_failures(db: Connection, since: Millis) -> list[Failure]:
-    """Load the reasons of turns that failed since a time, the most frequent first."""
+    """Load the reasons why turns have failed since `since`, most frequent first."""
     # two look-ups, because one with OR would read all answers
     query = """SELECT coalesce(t.error, '') AS reason, count(DISTINCT t.id) AS count, max(o.created_at) AS last_at
     FROM outbox o JOIN turns t ON t.id = o.turn_id WHERE o.kind = 'error' AND t.state = 'failed' AND o.id IN (
@@ -156,7 +156,7 @@ def load_failures(db: Connection, since: Millis) -> list[Failure]:
 
 
 def count_waiting(db: Connection) -> int:
-    """Count the messages of all chats that no turn has taken up."""
+    """Count the messages, in all chats, that do not belong to a turn yet."""
     # `IN` has the same states as the condition of the index
     query = "SELECT count(*) FROM inbox WHERE state IN ('new','claimed') AND state = 'new' AND kind = 'message'"
     return scalar(db, int, query)

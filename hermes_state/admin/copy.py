@@ -1,4 +1,4 @@
-"""Copy a whole database into an empty one. Either one can be a SQLite or a PostgreSQL database.
+"""Copy a whole database into an empty one. Each can be a SQLite or a PostgreSQL database.
 
 Tables are copied in slices, ordered by key, with one transaction per slice. An interrupted copy continues after the
 last row in the target. Until the databases have been compared, a note in the target names the source, and gateways
@@ -21,7 +21,7 @@ from hermes_state.store.sql import Connection, load_note, nested, save_note, sca
 from hermes_state.text import shortened
 
 MAX_NAMED = 10
-"""Maximum number of rejected rows that an error message names."""
+"""Maximum number of rejected rows that an error message lists."""
 SLICE_ROWS = 500
 """Number of rows per transaction. Even this many rows with the longest texts fit into memory."""
 
@@ -70,7 +70,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedTable:
-    """Summary of a table after the copy. The checksum covers the copied rows."""
+    """Result of copying one table. The checksum covers the copied rows."""
 
     table: str
     rows: int
@@ -80,7 +80,7 @@ class CopiedTable:
 
 
 class _CopyEngine(Protocol):
-    """Functions that a copy needs from an engine's module."""
+    """Functions that the `offline` module of each engine provides for a copy."""
 
     ROW_ERRORS: tuple[type[Exception], ...]
 
@@ -154,7 +154,7 @@ def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row],
             target.executemany(statement, rows)
     except errors:
         faults = []
-        with suppress(_TakenBack), _transaction(target):
+        with suppress(_RolledBack), _transaction(target):
             for row in rows:
                 try:
                     with nested(target):
@@ -162,7 +162,7 @@ def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row],
                 except errors as error:
                     name = ", ".join(f"{key} {shortened(str(row[columns.index(key)]))}" for key in TABLES[table])
                     faults.append(f"{name}: {str(error).splitlines()[0]}")
-            raise _TakenBack from None
+            raise _RolledBack from None
         if not faults:
             raise
         faults[MAX_NAMED:] = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
@@ -222,7 +222,7 @@ def _columns(db: Connection, table: str) -> tuple[str, ...]:
 
 
 def _highest_ids(db: Connection) -> dict[str, int]:
-    """Return the highest id that each table is known to have used, even if the row was deleted."""
+    """Return the highest known id of each table, including ids of deleted rows."""
     given = _engine_of(db).load_sequences(db)
     tables = [table for table, keys in TABLES.items() if keys == ("id",)]
     highest = {table: scalar(db, int, f"SELECT coalesce(max(id), 0) FROM {table}") for table in tables}
@@ -236,7 +236,7 @@ def _without_nul(row: _Row) -> tuple[Any, ...]:
     )
 
 
-class _TakenBack(Exception):
+class _RolledBack(Exception):
     """Raised inside a transaction to roll it back."""
 
 

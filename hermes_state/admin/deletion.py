@@ -1,9 +1,9 @@
-"""Deletion of a chat on request: hidden at once, then removed in the background.
+"""Delete a chat on request: hide it at once, then remove its rows in the background.
 
-The row of the chat stays without any text, so that the ledger keeps its figures and the chat's id is never used again.
-Everything else goes in slices, which the next run continues after a restart. On SQLite, the words also leave the file:
-freed pages are overwritten (`secure_delete`), the parts of the search index are merged, and the write-ahead log is
-emptied. See docs/decisions/0028.
+The row of the chat stays without any text, so that usage figures are kept and the chat's id is never used again. All
+other rows are removed in slices. After a restart, the next run continues with the remaining rows. On SQLite, the
+deleted text is also erased from the file: freed pages are overwritten (`secure_delete`), the parts of the search index
+are merged, and the write-ahead log is emptied. See docs/decisions/0028.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _TABLES = ("platform_messages", "outbox", "inbox", "schedules", "attachments", "
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of the rows that a deletion removes."""
+    """Number of messages, files and schedules that deleting a chat would remove."""
 
     id: ChatId
     messages: int
@@ -51,7 +51,7 @@ def load_extent(db: Connection, key: ChatKey) -> Extent:
 
 @locks(chat="key")
 def hide(db: Connection, key: ChatKey, now: Millis) -> LineageId | None:
-    """Hide a chat and free its name. Return its conversation. Raises `CommandError` while a message is answered."""
+    """Hide a chat and free its name. Return its conversation, if any. Raises `CommandError` while the chat is busy."""
     chat = existing(db, key)
     busy = """SELECT EXISTS (SELECT 1 FROM turns WHERE chat_id = :id AND state IN ('running','waiting'))
       OR EXISTS (SELECT 1 FROM inbox WHERE chat_id = :id AND state IN ('new','claimed'))
@@ -72,7 +72,7 @@ def load_hidden_chats(db: Connection) -> list[ChatId]:
 
 @locks(chat="chat_id")
 def remove_slice(db: Connection, chat_id: ChatId) -> bool:
-    """Remove some messages of a chat, or all other rows if no message is left. Return True if there may be more."""
+    """Remove some messages of a chat, or all other rows if no messages are left. Return True if rows may be left."""
     messages = "SELECT m.id FROM sessions s JOIN messages m ON m.session_id = s.id WHERE s.chat_id = ? LIMIT ?"
     if db.execute(f"DELETE FROM messages WHERE id IN ({messages})", (chat_id, SLICE_ROWS)).rowcount:
         return True
@@ -83,7 +83,7 @@ def remove_slice(db: Connection, chat_id: ChatId) -> bool:
 
 @locks(chat="chat_id")
 def finish(db: Connection, chat_id: ChatId, now: Millis) -> ChatId | None:
-    """Store that nothing is left of a chat. Return the person's newest chat, which gets a notice, or None."""
+    """Mark a chat as removed. Enqueue a notice in the first chat of its owner's list, and return that chat, if any."""
     query = "UPDATE chats SET removed_at = ? WHERE id = ? RETURNING platform, account, user_ref, deleted_at"
     platform, account, user_ref, deleted_at = db.execute(query, (now, chat_id)).fetchone()
     key = ChatKey(platform=platform, account=account, chat_ref="", user_ref=user_ref)
@@ -98,7 +98,7 @@ def finish(db: Connection, chat_id: ChatId, now: Millis) -> ChatId | None:
 async def remove_deleted(
     store: Store, files: AttachmentFolder, forget_notes: Callable[[ChatId], None], now: Callable[[], Millis]
 ) -> list[ChatId]:
-    """Remove everything of the hidden chats. Return the chats that get a notice. Raises `StoreUnavailable`."""
+    """Remove all data of hidden chats. Return the chats in which a notice was enqueued. Raises `StoreUnavailable`."""
     hidden = await store.read(load_hidden_chats)
     for chat_id in hidden:
         # Files go before their rows, because a restart in between would leave files that no row names.

@@ -50,7 +50,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     """`subagent` for a sub-agent's first session. Its parent is the calling session."""
     chat: ChatKey
     label: str
-    """Name of the chat for people; empty if unknown."""
+    """Display name of the chat; empty if unknown."""
     started_at: Millis
     ended_at: Millis | None
     end_reason: EndReason | None
@@ -175,7 +175,7 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str | None
     started_at: Millis
     tools: str
-    """Names of the tools offered to the model in its first session, as JSON."""
+    """Names of the tools that were first offered to the model, as JSON."""
 
 
 class FullMessage(msgspec.Struct, frozen=True, kw_only=True):

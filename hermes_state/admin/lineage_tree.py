@@ -28,7 +28,7 @@ class LineageNode(CompressionFigures, frozen=True, kw_only=True):
 
 
 def load_nodes(db: Connection, chat_id: ChatId, limit: int) -> list[LineageNode]:
-    """Load the newest `limit` sessions of a chat without those of sub-agents, oldest first."""
+    """Load the newest `limit` sessions of a chat, oldest first. Sessions of sub-agents are left out."""
     query = f"""SELECT s.id, s.key, s.parent_session_id AS parent_id, s.lineage_id, s.depth, s.kind, s.title,
       s.started_at, s.end_reason, s.message_count, k.undone_by, {FIGURES}
     FROM sessions s LEFT JOIN compressions k ON k.child_id = s.id
@@ -43,9 +43,10 @@ def find_session_of(db: Connection, chat_id: ChatId, message_id: MessageId) -> S
 
 
 def load_prompt_sizes(db: Connection, lineage_id: LineageId, calls: int, parts: int) -> list[tuple[int, int]]:
-    """Load times and sizes of the prompts of the newest calls, as providers reported them.
+    """Load the time and the reported size in tokens of each prompt that the lineage page shows, oldest first.
 
-    The calls are divided into `parts` parts. Only the largest prompt of each part is returned.
+    The newest `calls` calls are divided into `parts` periods. Each period has one entry, with the time of its last call
+    and the size of its largest prompt.
     """
     query = """SELECT max(at) AS at, max(tokens) AS tokens FROM (
       SELECT at, tokens, ntile(CAST(:parts AS INTEGER)) OVER (ORDER BY at) AS part FROM (

@@ -40,10 +40,10 @@ class EngineOverview(Protocol):
     BYTES: str
 
     def find_fault(self, db: Connection, /) -> str | None:
-        """Return a sentence about a fault in the database, or None. For SQLite, this takes seconds per gigabyte."""
+        """Return a sentence that describes a fault, or None. For SQLite, this takes seconds per gigabyte."""
 
     def describe(self, db: Connection, /) -> str:
-        """Describe the database in a few words, for the start of a sentence."""
+        """Return a short description of the database that can start a sentence."""
 
 
 def load_overview(db: Connection) -> DatabaseStatus:

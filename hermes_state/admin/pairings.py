@@ -91,7 +91,7 @@ def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
 
 
 def approve(db: Connection, code_hash: str, role: UserRole, decided_by: str, now: Millis) -> Pairing:
-    """Grant access to the person with the code of this hash. Raises `PairingNotFound` if no valid code has it."""
+    """Grant access to the person whose code has this hash. Raises `PairingNotFound` if no valid code has this hash."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = :code_hash AND {_IS_VALID}"
     pairing = select_one(db, Pairing, query, {"code_hash": code_hash, "now": now})
     if pairing is None:
@@ -157,7 +157,7 @@ ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT 1
 
 
 def load_admin_chats(db: Connection, named: Collection[UserRef], platforms: Collection[str]) -> list[ChatId]:
-    """Load the direct chat of each admin (from `named`, or paired) who has written to the bot on these platforms."""
+    """Load each admin's most recently used direct chat on these platforms. Admins are in `named`, or were paired."""
     admins = {*named, *(ref for ref, role in load_roles(db).items() if role is UserRole.ADMIN)}
     people = [(ref.partition(":")[0], ref, ref) for ref in sorted(admins)]
     found = [scalar_or_none(db, ChatId, _DIRECT_CHAT, person) for person in people if person[0] in platforms]

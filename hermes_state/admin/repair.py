@@ -80,11 +80,11 @@ class RepairReport:
 
 
 def repair_database(path: Path) -> RepairReport | None:
-    """Replace the damaged database at `path` with a new file of its readable rows. Return None if nothing is damaged.
+    """Replace the damaged database at `path` with a new file that holds its readable rows. Return None if it is intact.
 
     Needs free disk space of three times the database's size. Nothing changes until the new file has passed every check.
-    Raises `LockUnavailable` while a daemon runs, and `DatabaseRejected` if the database was lost or a newer version
-    wrote it. Raises `StoreUnavailable` if there never was a database, nothing is readable, or the disk is full.
+    Raises `LockUnavailable` while a daemon runs, and `DatabaseRejected` if the database was lost or written by a newer
+    version. Raises `StoreUnavailable` if there never was a database, nothing is readable, or the disk is full.
     """
     if not path.exists():
         refuse_loss(path)
@@ -128,7 +128,7 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
             )
         if not any(table.rows for table in tables if table.name != "meta"):
             raise StoreUnavailable(f"{path} has no readable rows and is unchanged. {' '.join(notes)}")
-        notes += _set_right(db)
+        notes += _restore_references(db)
     kept = path.with_name(f"{path.stem}-damaged-{folder.name[-15:]}.db")
     flush(new)
     log, index = side_files(path)
@@ -223,8 +223,8 @@ def _recover(tool: str, damaged: Path, into: Path) -> None:
         subprocess.run([tool, *quiet, str(into)], stdin=found.stdout, capture_output=True, check=False)
 
 
-def _set_right(db: sqlite3.Connection) -> list[str]:
-    """Recreate lost rows that saved rows refer to, repair broken references, and then check everything."""
+def _restore_references(db: sqlite3.Connection) -> list[str]:
+    """Recreate lost rows that saved rows refer to, repair broken references, and check the database. Return notes."""
     now, notes = {"now": int(time.time() * 1000)}, []
     db.execute("BEGIN")
     for what, query in (
@@ -263,8 +263,8 @@ def _mend_references(db: sqlite3.Connection) -> int:
 class SalvageJob:
     """Job that copies one table from the damaged database `old` to `new`.
 
-    An unreadable page hides its own rows and those on the pages below it in the tree. Ranges of keys that cannot be
-    read are halved until a single key remains.
+    An unreadable page hides its own rows and the rows on the pages below it in the B-tree. Ranges of keys that cannot
+    be read are halved until a single key remains.
     """
 
     def __init__(self, name: str, old: sqlite3.Connection, new: sqlite3.Connection) -> None:

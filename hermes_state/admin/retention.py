@@ -1,6 +1,6 @@
 """Retention and maintenance: remove old settled rows, and tidy the database when the gateway is idle.
 
-Rows are removed in slices. Each slice is a separate write, so that the chats' writes can run in between.
+Rows are removed in slices. Each slice is a separate write, so that other writes can run in between.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ _EXPIRED: Final = {
     # Expired codes. Approved and revoked people stay.
     "pairings": ("code_hash", "state = 'pending' AND expires_at < ?"),
 }
-"""Key column of each table, and the SQL condition for rows to remove: those that ended before the given time."""
+"""For each table, its key column, and the SQL condition for rows that are removed because they ended before a time."""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
-    """Remove inbox keys, outbox rows and schedules settled over `max_age_millis` ago, and expired pairing codes.
+    """Remove inbox rows, outbox rows and schedules settled over `max_age_millis` ago, and expired pairing codes.
 
-    Return the number of removed rows by table. Inbox keys must be kept for at least a day, because a platform can
-    deliver an event again for that long.
+    Return the number of removed rows by table. Settled inbox rows must be kept for at least a day, because a platform
+    can deliver an event again for that long.
     """
     counts = dict.fromkeys(_EXPIRED, 0)
     for table in _EXPIRED:
@@ -54,7 +54,7 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
 async def maintain(store: SqliteStore) -> tuple[int, int]:
     """Merge the search index, refresh the query planner's statistics, and return the result of `checkpoint`.
 
-    Run this when the gateway is idle. If a write is waiting, the first two steps are cut short.
+    Run this when the gateway is idle. The first two steps stop early if a write is waiting.
     """
     for _ in range(50):  # the next call continues
         if store.pulse.waiting or not await store.write(merge_index):
@@ -68,7 +68,7 @@ async def maintain(store: SqliteStore) -> tuple[int, int]:
 def merge_index(db: Connection, *, merges_all: bool = False) -> bool:
     """Merge a few pages of the search index. Return True if there may be more to merge.
 
-    `merges_all` merges all parts into one, which then no longer contains any word of deleted messages.
+    `merges_all` merges all parts into one, so that no word of a deleted message remains in the index.
     """
     return merge_step(db, serving_index(db), merges_all=merges_all)
 
@@ -86,8 +86,8 @@ def checkpoint(path: Path, *, empties: bool = False) -> tuple[int, int]:
     Return the number of pages in the log, and how many of them were copied. Pages that readers still need are not
     copied. Blocks its thread but no reader or writer, because it uses its own connection.
 
-    `empties` also empties the log, and waits up to a second for readers. Raises `StoreUnavailable` if one
-    still needs it.
+    With `empties`, also empty the log. This waits up to a second for readers. Raises `StoreUnavailable` if a reader
+    still needs the log.
     """
     mode = "TRUNCATE" if empties else "PASSIVE"
     try:

@@ -50,7 +50,7 @@ class StoreSettings:
 
 
 def missing_driver(url: str | None) -> str | None:
-    """Return how to install the driver that `url` needs, or None if it is installed. Does not import the driver."""
+    """Return a hint on how to install the driver for `url`; None if it is installed. Does not import the driver."""
     if url is None or all(importlib.util.find_spec(name) is not None for name in ("psycopg", "greenlet")):
         return None
     return (
@@ -60,10 +60,10 @@ def missing_driver(url: str | None) -> str | None:
 
 
 async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], on_hint: OnHint, now: Millis) -> Seat:
-    """Take the gateway's seat at an open database. A PostgreSQL seat ends after `seconds` without contact.
+    """Open the gateway's seat at the open database `store`. The seat holds the gateway's locks.
 
-    If the seat is lost, the store's connections are cut too, because they use the same server. Raises the errors of
-    `PostgresSeat.open`.
+    A PostgreSQL seat ends after `seconds` without contact. If the seat is lost, the store's connections are aborted
+    too, because they use the same server. Raises the errors of `PostgresSeat.open`.
     """
     if isinstance(store, SqliteStore):
         return OnlySeat()
@@ -155,7 +155,7 @@ def open_offline(path: Path, url: str | None = None) -> Iterator[Connection | No
 
 @contextmanager
 def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connection, Connection]]:
-    """Connect exclusively to the source and the target of a copy, each a file or an address.
+    """Open exclusive connections to the source and the target of a copy, which can be files or addresses.
 
     Raises `LockUnavailable`, `StoreUnavailable`, and `DatabaseRejected`, for example if the source does not exist.
     """

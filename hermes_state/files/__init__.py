@@ -43,7 +43,7 @@ class AttachmentSettings:
 
 
 def missing_client(url: str | None) -> str | None:
-    """Return how to install the client that `url` needs, or None if it is installed. Does not import the client."""
+    """Return a hint on how to install the client for `url`; None if it is installed. Does not import the client."""
     if url is None or url.startswith("file:") or importlib.util.find_spec("obstore") is not None:
         return None
     return (
@@ -55,7 +55,7 @@ def missing_client(url: str | None) -> str | None:
 def open_files(url: str, options: Mapping[str, str], cache: Path) -> AttachmentFolder:
     """Open the attachment storage at `url` and test writing. `cache` is the local cache for an object store.
 
-    Blocks. Raises `ConfigError` for an unusable address, `StoreUnavailable` for a temporary failure.
+    Blocks. Raises `ConfigError` for an unusable address, and `StoreUnavailable` for a temporary failure.
     """
     if url.startswith("file:"):
         folder = Path(unquote(urlsplit(url).path))

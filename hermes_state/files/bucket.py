@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 IN_USE_SECONDS: Final = 600
-"""Minimum seconds that a requested file stays in a full cache, because a caller may be about to open it."""
+"""Minimum time in seconds that a requested file stays in a full cache, because a caller may be about to open it."""
 _CLIENT_OPTIONS: Final = (
     *("allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout"),
     *("pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "timeout", "user_agent"),
@@ -109,7 +109,7 @@ class AttachmentBucket(AttachmentFolder):
 def open_bucket(url: str, options: Mapping[str, str], cache: Path) -> AttachmentBucket:
     """Open and test the bucket at `url`. `options` take precedence over environment variables.
 
-    Raises `ConfigError` for an unusable address, option or key, `StoreUnavailable` for a temporary failure.
+    Raises `ConfigError` for an unusable address, option or key, and `StoreUnavailable` for a temporary failure.
     """
     names = {name: re.sub(r"^(?:aws|azure|google)_", "", name.lower()) for name in options}
     of_client = {names[name]: value for name, value in options.items() if names[name] in _CLIENT_OPTIONS}
@@ -166,7 +166,7 @@ def os_errors(path: str) -> Iterator[None]:
 
 
 def start_error(url: str, error: Exception) -> HermesError:
-    """Return the error for a failed test of `url`: a `ConfigError`, or `StoreUnavailable` for a temporary failure."""
+    """Return the error for a failed test of `url`: `StoreUnavailable` if it is temporary, else `ConfigError`."""
     code, said = _code_of(error), str(error)
     if code == "RequestTimeTooSkewed":
         return StoreUnavailable(
@@ -197,7 +197,7 @@ def start_error(url: str, error: Exception) -> HermesError:
 
 
 def reason(error: BaseException) -> str:
-    """Return the error's first sentence and the server's code, without the server's text and signatures."""
+    """Return the error's first sentence and the server's error code, but not the server's text or signatures."""
     first, code = re.split(r"[\n<]", str(error))[0], _code_of(error)
     return redact(re.sub(r"\?\S+", "", first)).strip(" :") + (f" ({code})" if code else "")
 

@@ -58,7 +58,7 @@ class AttachmentFolder:
                 file.unlink(missing_ok=True)
 
     def remove_leftovers(self, before_ms: int) -> None:
-        """Remove incoming files last changed before `before_ms` (UTC milliseconds), left by ended processes."""
+        """Remove leftovers of ended processes: incoming files last changed before `before_ms` (UTC milliseconds)."""
         for path, state in states_of(self.folder.glob("incoming-*")):
             if state.st_mtime * 1000 < before_ms:
                 path.unlink(missing_ok=True)

@@ -63,7 +63,10 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 
 
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Return the token count of a conversation's largest answered prompt. None: of all prompts with reported counts."""
+    """Return the token count of the largest prompt that a model answered in a conversation.
+
+    If `lineage_id` is None, search all conversations, but only calls whose token counts the provider reported.
+    """
     where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
     query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
     FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'
@@ -84,7 +87,7 @@ def call_outcomes(db: Connection, lineage_id: LineageId, purpose: str) -> list[s
 
 
 class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sums over model calls. The fields have the names that `usage --json` prints.
+    """Totals over model calls. The field names are those in the output of `usage --json`.
 
     Decoding rejects unknown fields: if another version's fields were ignored, their sums would be read as zero.
     """
@@ -102,7 +105,7 @@ class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
-    """Part of `output_tokens`."""
+    """Tokens used for reasoning. They are also included in `output_tokens`."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -139,7 +142,7 @@ _SUMS = """coalesce(sum(cost_microusd), 0) AS "{0}cost", count(*) AS "{0}calls",
 def load_by_purpose(
     db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None
 ) -> dict[str, TotalUsage]:
-    """Return totals by purpose, for a conversation, for a chat, or (without either) for the whole gateway."""
+    """Return totals by purpose for a conversation or a chat, or for the whole gateway if neither is given."""
     where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
     if whose is None:
         where, whose = "CAST(? AS INTEGER) IS NULL", None
@@ -149,7 +152,7 @@ def load_by_purpose(
 
 
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> TotalUsage:
-    """Return the totals since a time, for a chat or for the whole gateway."""
+    """Return the totals since `since`, for a chat or for the whole gateway."""
     query = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?"
     query, parameters = (query, (since,)) if chat_id is None else (f"{query} AND chat_id = ?", (since, chat_id))
     return select_one(db, TotalUsage, query, parameters) or NO_CALLS
@@ -164,7 +167,7 @@ def cost_of_conversation(db: Connection, lineage_id: LineageId) -> MicroUsd:
 
 
 def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
-    """Return a chat's cost since a time. The query reads only a covering index."""
+    """Return a chat's cost since `since`. The query is fast because it reads only a covering index."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ?"
     return scalar(db, MicroUsd, query, (chat_id, since))
 
@@ -186,10 +189,10 @@ def cost_around(db: Connection, since: Millis, until: Millis) -> tuple[MicroUsd,
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage by the calls of one chat, model and purpose in a quarter of an hour."""
+    """Usage of one chat, model and purpose in one quarter of an hour."""
 
     at: Millis
-    """Start of the quarter-hour. Midnight starts a quarter-hour in every time zone."""
+    """Start of the quarter-hour. In every time zone, midnight is the start of a quarter-hour."""
     chat_id: ChatId | None
     model: str
     purpose: str
@@ -200,7 +203,7 @@ QUARTER_MILLIS = 15 * 60_000
 
 
 def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageRow]:
-    """Return the usage since a time, by quarter-hour, chat, model and purpose, oldest first."""
+    """Return the usage since `since`, by quarter-hour, chat, model and purpose, oldest first."""
     within = "" if chat_id is None else "AND chat_id = ?"
     at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
     query = f"""SELECT {at} AS at, chat_id, model, purpose, {_SUMS.format("spent.")} FROM model_calls

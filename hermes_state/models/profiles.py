@@ -11,7 +11,7 @@ from hermes_state.store.sql import Connection, scalar_or_none, select_one
 from hermes_state.values import Millis, Tokens
 
 MIN_SCALE, MAX_SCALE = 0.2, 5.0
-"""Bounds of `Calibration.scale`. The counts of real tokenizers deviate less from our estimates."""
+"""Bounds of `Calibration.scale`. The counts of real tokenizers differ from our estimates by less than this."""
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
 """Bounds of an image's size in tokens. The sizes that providers document are well within these bounds."""
 MAX_LIMIT_AGE_MS = 7 * 86_400_000
@@ -68,7 +68,7 @@ def _lower(known: int | None, other: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedSize:
-    """Context length and output limit that the provider states for the model. None if it does not state one."""
+    """Context length and output limit that the provider states for the model. A limit is None if it is not stated."""
 
     context_length: Tokens | None
     max_output_tokens: Tokens | None
@@ -81,15 +81,15 @@ class ModelProfile:
 
     calibration: Calibration = field(default_factory=Calibration)
     learned_context: Tokens | None = None
-    """Smallest context window stated in a refusal."""
+    """Smallest context window that the provider stated when it refused a prompt."""
     learned_input: Tokens | None = None
-    """Smallest limit for the prompt alone, without the answer, that a refusal stated."""
+    """Smallest limit for the prompt alone, without the answer, that the provider stated when it refused a prompt."""
     learned_beside: Tokens | None = None
-    """Context length that was configured when the limits were learned. They apply only to this length."""
+    """Context length that was configured when the limits were learned. They apply only while it is configured."""
     offer: OfferedSize | None = None
 
     def window(self, in_force: Tokens) -> Tokens:
-        """Return the smaller of `in_force`, the configured context length, and the window learned with this length."""
+        """Return the configured context length `in_force`, or the window learned with this length if it is smaller."""
         if self.learned_context is None or self.learned_beside != in_force:
             return in_force
         return min(in_force, self.learned_context)

@@ -1,8 +1,8 @@
 """Redaction: remove secrets from text at every boundary (logs, errors, search, summaries).
 
-It finds the configured secrets, keys of well-known shapes, values that the text itself calls a secret
-(`password=…`, `Cookie: …`, `https://user:…@host`, "the password is …" in nine languages), and payment card numbers. The
-shapes and words are in `patterns.toml`.
+It finds the configured secrets, keys in well-known formats, values that the text itself calls a secret (`password=…`,
+`Cookie: …`, `https://user:…@host`, "the password is …" in nine languages), and payment card numbers. The formats and
+words are in `patterns.toml`.
 
 >>> redact("export DB_PASS=tr0ub4dor; the order is 4111111111111111")
 'export DB_PASS=[redacted]; the order is 4111111111111111'

@@ -1,4 +1,4 @@
-"""Values after a secret's name: `DB_PASS=…`, `"api_key": "…"`, `Cookie: …`.
+"""Find values that follow the name of a secret: `DB_PASS=…`, `"api_key": "…"`, `Cookie: …`.
 
 Most texts contain no secret, so each search first checks quickly for a word that can signal one.
 """
@@ -82,13 +82,13 @@ def listed(key: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1_000)
 def is_secret_name(name: str) -> bool:
-    """True if a field with this name holds a secret (`api_key`, `telegram_token`, but not `max_tokens`)."""
+    """Return True if a field with this name holds a secret (`api_key`, `telegram_token`, but not `max_tokens`)."""
     lower = name.lower()
     return any(lower.endswith(word) and _is_front(lower[: -len(word)], fronts) for word, _, fronts in _ends())
 
 
 def is_reference(value: str) -> bool:
-    """True if the value refers to a secret instead of containing it: a variable, an attribute of an object, a file."""
+    """Return True if the value is only a reference to a secret, such as a variable, an attribute or a file."""
     return expression("names", "reference").fullmatch(value) is not None
 
 

@@ -1,4 +1,4 @@
-"""Secrets inside configured values: the token after `Bearer`, the password in an address, the value of a cookie.
+"""Find secrets inside configured values: the token after `Bearer`, the password in an address, the value of a cookie.
 
 A server that rejects a token may quote it without the rest of the header, so each part counts as a secret.
 """

@@ -1,4 +1,4 @@
-"""Patterns of secrets from `patterns.toml`, and keys recognised by their shape."""
+"""Patterns of secrets from `patterns.toml`, and redaction of keys in known formats."""
 
 import re
 import tomllib
@@ -43,7 +43,7 @@ def words_in(lower: str) -> frozenset[str]:
 
 @cache
 def expression(part: str, name: str) -> re.Pattern[str]:
-    """Compile an expression from `patterns.toml`. Each line is an alternative, or, if indented, continues the last."""
+    """Compile an expression from `patterns.toml`. Each line is an alternative. Indented lines continue it."""
     return re.compile(stored()[part][name].strip().replace("\n ", "").replace("\n", "|"))
 
 
@@ -57,9 +57,9 @@ _PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----EN
 
 @cache
 def _beginnings() -> tuple[tuple[bytes, str, str], ...]:
-    """Return each known start of a key: as bytes to find in long words, as a string, and a pattern for the key's rest.
+    """Return the known prefixes of keys, each as bytes, as a string, and with a pattern for the rest of the key.
 
-    Starts of up to three characters match only at the start of a word.
+    Prefixes of up to three characters match only at the start of a word.
     """
     return tuple(
         (f"{' ' if len(begin) <= 3 else ''}{begin}".encode(), begin, keys["rest"])
@@ -77,7 +77,7 @@ def _shape(begin: str, rest: str) -> re.Pattern[str]:
 
 @cache
 def _unmarked() -> Mapping[re.Pattern[str], tuple[re.Pattern[str], ...]]:
-    """Return patterns of keys that have no fixed start, grouped by a pattern that is quick to search for."""
+    """Return patterns of keys that have no fixed prefix, grouped by a pattern that is quick to search for."""
     found: dict[re.Pattern[str], tuple[re.Pattern[str], ...]] = {}
     for key in stored()["unmarked"]:
         hint = re.compile(key["hint"])
@@ -86,7 +86,7 @@ def _unmarked() -> Mapping[re.Pattern[str], tuple[re.Pattern[str], ...]]:
 
 
 def without_shapes(text: str) -> str:
-    """Return `text` with each key of a known shape replaced by a mark."""
+    """Return `text` with each key in a known format replaced by `[redacted]`."""
     if "-----BEGIN" in text:
         text = _PEM.sub(MARK, text)
     # Searching a text for whole patterns takes a thousand times as long as searching for their starts. Every key
@@ -108,6 +108,6 @@ def without_shapes(text: str) -> str:
 
 
 def _tail_mark(tail: re.Match[str]) -> str:
-    """Return a mark if the match looks like a key. Ordinary words of this length do not mix upper case and digits."""
+    """Redact the match if it mixes upper case, lower case and digits, which ordinary words of this length do not."""
     random = tail[1]
     return tail[0] if random.isalpha() or random.islower() or random.isupper() else f"{tail[0][0]}{MARK}"

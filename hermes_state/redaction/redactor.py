@@ -1,7 +1,7 @@
-"""Redaction of a text with or without configured secrets, and places where a text can be split safely.
+"""Redact a text, with or without configured secrets, and find places where a text can be split safely.
 
-Finds secrets in addresses, passwords mentioned in a sentence ("das Passwort für den Drucker ist …"), and payment card
-numbers.
+This module finds secrets in addresses, passwords mentioned in a sentence ("das Passwort für den Drucker ist …"), and
+payment card numbers.
 """
 
 import json
@@ -77,7 +77,7 @@ def seam(text: str, start: int, end: int) -> int | None:
 
 
 def _is_apart(text: str, index: int) -> bool:
-    """True if no secret crosses `index`. Ignores long quoted values, which `seam` handles."""
+    """Return True if no secret crosses `index`. Ignores long quoted values, which `seam` handles."""
     line = text.rfind("\n", max(0, index - MAX_HEADER_CHARS), index) + 1
     start, end = max(0, index - _REACH_CHARS), index + _REACH_CHARS
     first = min(line, max(0, index - _COMMAND_CHARS))
@@ -124,11 +124,11 @@ class Redactor:
         return safe
 
     def knows(self, text: str) -> bool:
-        """True if `text` contains a configured secret."""
+        """Return True if `text` contains a configured secret."""
         return any(form in text for form in self._forms)
 
     def would_leak(self, text: str) -> bool:
-        """True if `text` contains a configured secret, plain or in a common encoding (`docs/reference/tools.md`)."""
+        """Return True if `text` contains a configured secret, plain or encoded (see `docs/reference/tools.md`)."""
         return self.knows(text) or holds_encoded(text, self._known)
 
 
@@ -136,7 +136,7 @@ class Redactor:
 
 
 def holds_encoded(text: str, secrets: Iterable[str]) -> bool:
-    """True if `text` contains a secret: plain, in base64 or hexadecimal, or percent-encoded up to four times."""
+    """Return True if `text` contains one of `secrets` plain, in base64 or hex, or percent-encoded up to four times."""
     layers = [text]
     while len(layers) < 5 and (inner := unquote_plus(layers[-1])) != layers[-1]:
         layers.append(inner)

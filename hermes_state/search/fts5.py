@@ -1,4 +1,4 @@
-"""Matches in SQLite's index, ranked by BM25 in a time that does not grow with the index.
+"""Search SQLite's index, and rank matches by BM25 in a time that does not grow with the index.
 
 FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so every word is quoted. FTS5's own `bm25` function
 counts all matches of every term and scope. For common terms, this module estimates that number from samples instead,

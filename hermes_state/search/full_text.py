@@ -56,7 +56,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     score: float = 0.0
     body: MessageBody | None = None
     snippet: str = ""
-    """About `SNIPPET_CHARACTERS` characters around most of the words, on one line, with `…` where the text was cut."""
+    """About `SNIPPET_CHARACTERS` characters around most query words, on one line, with `…` where text is cut."""
 
 
 def search(
@@ -76,7 +76,7 @@ def match_reader(db: Connection, **filters: Unpack[SearchFilter]) -> MatchReader
 
 
 def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> list[tuple[int, float]]:
-    """Return ids and scores of the rows that match a query."""
+    """Return the ids and scores of the rows that match a query."""
 
     def found(expression: Expression, terms: Sequence[Term], limit: int) -> dict[int, float]:
         return dict(matches.best(expression, terms, limit) if order == "best" else matches.newest(expression, limit))
@@ -126,13 +126,13 @@ def _pasted(
 
 
 def snippet_of(text: str, query: str) -> str:
-    """Return the snippet of a hit in a text that has changed since the search, for example by redaction."""
+    """Return a new snippet for a match whose text has changed since the search, for example by redaction."""
     parsed = parse_query(query)
     return _snippet(text, parsed.wanted if parsed is not None else ())
 
 
 def marked(snippet: str, query: str) -> list[tuple[str, bool]]:
-    """Split a snippet into pieces, and say for each whether it matches a word of the query."""
+    """Split a snippet into pieces. The second item of each pair is True if the piece matches a word of the query."""
     parsed = parse_query(query)
     wanted, compared = tuple(parsed.wanted[:8]) if parsed is not None else (), folded(snippet)
     pattern = _pattern(wanted, LETTER)

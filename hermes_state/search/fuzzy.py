@@ -13,7 +13,7 @@ from hermes_state.store.segment import folded
 from hermes_state.store.sql import Connection
 
 COUNTED_HITS = 1_000
-"""Maximum number of hits that are counted for a query to try."""
+"""Maximum number of hits that are counted for each suggested query."""
 
 MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
 """Maximum number of words to replace in a query (15 to 40 ms each), and of replacements to try for each word."""
@@ -50,7 +50,7 @@ def search_in_other_words(
 
 @dataclass(frozen=True, slots=True)
 class SearchAdvice:
-    """Queries to try after a query matched nothing, each with its number of hits (at most `COUNTED_HITS`)."""
+    """Suggested queries after a query that matched nothing, each with its number of hits (at most `COUNTED_HITS`)."""
 
     rarest: str
     others: tuple[str, int] | None
@@ -60,7 +60,7 @@ class SearchAdvice:
 
 
 def advise(db: Connection, query: str, **filters: Unpack[SearchFilter]) -> SearchAdvice | None:
-    """Return what to try instead of a query, or None if the query has no words or uses quotes or operators."""
+    """Suggest queries to try instead. Return None if the query has no words or uses quotes or operators."""
     parsed, matches = parse_query(query), match_reader(db, **filters)
     if parsed is None or not parsed.words:
         return None
@@ -83,7 +83,7 @@ def _count(matches: MatchReader, words: str, limit: int = COUNTED_HITS) -> int: 
 
 
 def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
-    """Return replacements for misspelt words, without words that occur only in other chats."""
+    """Return replacements for misspelt words. Words that occur only in other chats are left out."""
     bare = {word: folded(word).strip(".,:;!?'") for word in words}
     # Shorter words resemble too many others; longer words take too long.
     misspelt = [word for word in words if bare[word].isalpha() and 5 <= len(bare[word]) <= 32]

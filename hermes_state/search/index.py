@@ -1,4 +1,4 @@
-"""Upkeep of the search index: check it at start and after a failure, and rebuild it in the background.
+"""Maintain the search index: check it at start and after a failure, and rebuild it in the background.
 
 A new index is filled next to the old one in blocks, from the newest message back. A note stores the oldest id that the
 new index contains, so that a restart can continue there. Triggers add newer messages. When the new index is complete,
@@ -53,7 +53,7 @@ def is_current(db: Connection) -> bool:
 
 
 def load_progress(db: Connection) -> int | None:
-    """Return how much of an unfinished index is done, in percent; None if no index is unfinished."""
+    """Return the percentage of the unfinished index that is done; None if there is no unfinished index."""
     if not isinstance(db, sqlite3.Connection):
         done = load_renewed(db)
         return None if done is None else 100 * done // max(1, done, _newest(db))
@@ -77,7 +77,7 @@ def sizes_of(blob: bytes) -> list[int]:
 
 
 def find_fault(path: Path) -> str | None:
-    """Return what is wrong with the index in the database at `path`, or None if it is intact. Raises `sqlite3.Error`.
+    """Describe the fault of the index in the database at `path`. Return None if it is intact. Raises `sqlite3.Error`.
 
     Reads the whole index on a separate connection, which takes seconds per million messages. FTS5's own check would
     block writers.
@@ -113,7 +113,7 @@ def _damage(db: Connection) -> str | None:
 
 
 def _misfit(db: Connection) -> str | None:
-    """Return a sentence if a sample contains a message whose words are not indexed, else None.
+    """Check a sample of messages. Return a sentence if the words of one are not indexed, else None.
 
     Only ASCII texts are checked, because all versions split them alike.
     """

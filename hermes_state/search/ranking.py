@@ -22,7 +22,7 @@ _K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
 
 
 class SearchFilter(TypedDict, total=False):
-    """Filters of a search. `turn_id` leaves out messages since that turn began, and results of earlier searches."""
+    """Filters of a search. `turn_id` excludes messages since that turn began, and the results of earlier searches."""
 
     chat_id: ChatId | None
     chat_ids: Sequence[ChatId]
@@ -37,7 +37,7 @@ class SearchFilter(TypedDict, total=False):
 
 
 class MatchReader(ABC):
-    """Finds matches in an engine's index that pass the filters of a search."""
+    """Find matches in an engine's index that pass the filters of a search."""
 
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         self.db = db
@@ -67,14 +67,14 @@ class MatchReader(ABC):
 
     @abstractmethod
     def known_words(self, words: Collection[str], head: str) -> list[str]:
-        """Return the indexed words among `words`. Words outside the filtered messages may be missing.
+        """Return the indexed words among `words`. Words that occur only outside the filtered messages may be missing.
 
         Words that start with `head` are found faster than others.
         """
 
 
 def _first_since(db: Connection, at: Millis) -> int:
-    """Return the id of the first message since a time. Ids grow with time, so this needs about 20 look-ups."""
+    """Return the id of the first message since `at`. Ids grow with time, so about 20 look-ups are enough."""
     low, high = 0, (scalar_or_none(db, int, "SELECT max(id) FROM messages") or 0) + 1
     while low < high:
         middle = (low + high) // 2

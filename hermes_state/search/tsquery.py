@@ -1,8 +1,8 @@
-"""Matches in PostgreSQL's index. The newest matches are found in one of two ways.
+"""Search PostgreSQL's index. The newest matches are found in one of two ways.
 
-The index of words (GIN) can only return all matches of a word. So the index is used only for rare words. For common
-words, messages are searched from the newest back. A first search shows which way is faster. PostgreSQL's planner would
-choose wrongly: it expects an unknown word in every thousandth message, and would read all messages.
+The index of words (GIN) can only return all matches of a word, so it is used only for rare words. For common words,
+messages are searched backward from the newest one. A quick first search shows which way is faster. PostgreSQL's planner
+would choose wrongly: it expects an unknown word in every thousandth message, and would read all messages.
 """
 
 from collections.abc import Collection, Sequence

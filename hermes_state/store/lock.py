@@ -39,8 +39,8 @@ class FileLock:
         """Acquire the lock at `path`, creating its file (mode 0600) if needed.
 
         `what` is the name of the protected resource in error messages. `is_shared` lets the processes of several users
-        lock the same file. Raises `LockUnavailable` if a running process (even this one) holds the lock, or
-        `StoreUnavailable`.
+        lock the same file. Raises `LockUnavailable` if a running process (even this one) holds the lock, and
+        `StoreUnavailable` if the lock file cannot be opened.
         """
         try:
             descriptor = (_open_shared if is_shared else _open)(path)

@@ -1,8 +1,8 @@
 """Locks of a transaction. Each function that writes declares the chats that it may touch.
 
 An engine with several writers takes the locks before a batch begins, so transactions of one chat run in order. SQLite
-has one writer and ignores them. Under `sessions.groups: per_user`, all people of a group share a lock, because
-a deletion does not say whose chat it concerns. Threads have their own locks.
+has one writer and ignores them. Under `sessions.groups: per_user`, all people of a group share a lock, because a
+platform's deletion event does not say whose message was deleted. Threads have their own locks.
 
 >>> @locks(turn="turn_id")
 ... def close(db, turn_id): ...

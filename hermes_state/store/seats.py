@@ -59,7 +59,7 @@ class HintKind(IntEnum):
 
 
 class Hint(NamedTuple):
-    """Hint to other nodes about a change that a node has just stored. Without it, they notice the change later."""
+    """Hint to other nodes about a change that a node has just stored. Without it, nodes notice the change later."""
 
     kind: HintKind
     id: int  # id of the chat or turn, else 0
@@ -123,7 +123,7 @@ class OnlySeat(Seat):
         return set(locks[:most])
 
     async def let_go(self, lock: SeatLock) -> None:
-        """Do nothing."""
+        """Do nothing, because no other node could take the lock."""
 
     async def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because there is nothing to release."""

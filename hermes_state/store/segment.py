@@ -159,7 +159,7 @@ def searched_text(text: str | None, body: MessageBody | None, redact: Callable[[
 
 
 def unescaped(arguments: str) -> str:
-    """Replace the escapes in a call's arguments with their characters. The arguments may be invalid JSON."""
+    """Replace the JSON escapes in a tool call's arguments with the characters they stand for. Accepts invalid JSON."""
     return well_formed(_STRING.sub(_meant, arguments)) if "\\" in arguments else arguments
 
 

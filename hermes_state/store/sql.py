@@ -1,4 +1,4 @@
-"""Transactions: SQL helpers for the functions inside them, and the group commit that runs many functions in one.
+"""SQL helpers for functions inside a transaction, and the group commit that runs many functions in one transaction.
 
 The helpers convert rows to objects by column name. A column fills the field with its name. `"chat.platform"` fills the
 field `platform` of the field `chat`, which is None if all its columns are NULL. The field's type decides the
@@ -94,7 +94,7 @@ def insert_row(db: Connection, cls: Callable[[Any], T], query: str, parameters: 
 
 
 def insertion(table: str, names: Iterable[str]) -> str:
-    """Return a statement that inserts a row into `table`. Both the columns and the parameters are called `names`."""
+    """Return a statement that inserts a row into `table`. `names` are the columns, and also the named parameters."""
     names = list(names)
     return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
 
@@ -111,7 +111,7 @@ def columns(cls: type, table: str, field: str = "") -> str:
 
 
 def containing(words: str) -> str:
-    """Return a pattern for `LIKE … ESCAPE '!'` that matches lower-case text with these words."""
+    """Return a pattern for `LIKE … ESCAPE '!'` that matches lower-case text that contains `words` as a phrase."""
     return f"%{words.lower().replace('!', '!!').replace('%', '!%').replace('_', '!_')}%"
 
 
@@ -225,7 +225,7 @@ class WriteRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionRules:
-    """Parts of group commit that differ between the engines."""
+    """Parts of the group commit that differ between the engines."""
 
     begin: Callable[[Any, Sequence[WriteRequest]], Sequence[Sequence[WriteRequest]]]
     """Begin a batch's transaction. Return queues of writes. Writes in the same queue must run in order."""

@@ -178,7 +178,7 @@ class Store(ABC):
         """Store a batch on one writer. Return the error if the whole batch failed, else None."""
 
     @abstractmethod
-    def _told(self, error: BaseException) -> BaseException:
+    def _translated(self, error: BaseException) -> BaseException:
         """Convert an engine's error to the error that callers receive. Return any other error unchanged."""
 
     @abstractmethod
@@ -246,6 +246,6 @@ class Store(ABC):
             if write.error is not None:
                 # After a failed batch, each caller gets its own exception.
                 is_shared = type(write.error) is StoreUnavailable
-                write.fail(StoreUnavailable(*write.error.args) if is_shared else self._told(write.error))
+                write.fail(StoreUnavailable(*write.error.args) if is_shared else self._translated(write.error))
             elif not write.future.done():  # the caller may have stopped waiting
                 write.future.set_result(write.result)

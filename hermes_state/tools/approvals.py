@@ -199,7 +199,7 @@ def grant(db: Connection, approval: PendingApproval, scope: GrantKind, by: str, 
 
 
 def load_grants(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> set[tuple[str, str, str]]:
-    """Load the grants that apply to a conversation: the tool, the shape and the person who allowed it."""
+    """Load the grants that apply to a conversation, as (tool, shape, person who allowed it)."""
     query = "SELECT tool_name, shape, granted_by FROM tool_grants WHERE chat_id = ? AND lineage_id IN (0, ?)"
     return set(db.execute(query, (chat_id, lineage_id)).fetchall())
 

@@ -1,8 +1,8 @@
 """Schedules: messages that a chat receives at set times. They belong to the chat, not to a conversation.
 
 The transaction that sets a due schedule's next time also stores its inbox row, so no message is lost. The row's key
-contains the schedule and its local time. So a message is sent only once for each time, even in the hour that repeats in
-autumn, or after the clock was set back.
+contains the schedule's number and the local time. So a message is sent only once for each time, even in the hour that
+repeats when daylight saving time ends, or after the clock was set back.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from hermes_state.text import counted
 from hermes_state.values import ChatId, InputKind, Millis, UserRef
 
 MAX_FIRED = 20
-"""Maximum number of schedules fired per transaction. Finding the next time of one can take 20 ms while writes wait."""
+"""Maximum number of schedules fired per transaction. Finding a schedule's next time can block writes for 20 ms."""
 
 
 class ScheduleState(StrEnum):
@@ -49,7 +49,7 @@ class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiringPlan:
-    """Next step of a due schedule."""
+    """What a due schedule does next: the message to send, if any, and the next time."""
 
     key: str | None = None  # local time of the message to send; None: no message
     notes: tuple[str, ...] = ()  # facts about the message, for the model
@@ -59,7 +59,7 @@ class FiringPlan:
 
 _COLUMNS = columns(ScheduleRow, "schedules")
 _IS_REACHABLE = "NOT EXISTS (SELECT 1 FROM chats c WHERE c.id = chat_id AND c.unreachable_since IS NOT NULL)"
-"""SQL condition: the bot can write in the schedule's chat. Other schedules wait until it can."""
+"""SQL condition for schedules of chats that the bot can write to. Other schedules wait until the bot can."""
 
 
 def insert_schedule(db: Connection, schedule: NewSchedule) -> int:
@@ -69,13 +69,13 @@ def insert_schedule(db: Connection, schedule: NewSchedule) -> int:
 
 
 def load_schedules(db: Connection, chat_id: ChatId) -> list[ScheduleRow]:
-    """Load a chat's schedules that are not done, oldest first."""
+    """Load a chat's unfinished schedules, oldest first."""
     query = f"SELECT {_COLUMNS} FROM schedules WHERE chat_id = ? AND state <> 'done' ORDER BY id"
     return select(db, ScheduleRow, query, (chat_id,))
 
 
 def load_all_schedules(db: Connection, limit: int) -> list[ScheduleRow]:
-    """Load the schedules of all chats that are not done, the next to fire first and paused ones last."""
+    """Load the unfinished schedules of all chats, the next to fire first and paused ones last."""
     query = f"""SELECT {_COLUMNS} FROM schedules WHERE state <> 'done'
     ORDER BY next_at IS NULL, next_at, id LIMIT ?"""
     return select(db, ScheduleRow, query, (limit,))
@@ -108,7 +108,7 @@ def next_due(db: Connection, now: Millis) -> Millis | None:
 
 
 def load_stranded(db: Connection) -> list[tuple[str, int]]:
-    """Load the names of chats in which the bot cannot write, each with its number of active schedules."""
+    """Load the names of chats that the bot cannot write to, each with its number of active schedules."""
     query = f"""SELECT chat_id, count(*) FROM schedules WHERE state = 'active' AND NOT {_IS_REACHABLE}
     GROUP BY chat_id ORDER BY chat_id"""
     return [(load_chat(db, chat_id).key.name, number) for chat_id, number in db.execute(query).fetchall()]
@@ -116,7 +116,7 @@ def load_stranded(db: Connection) -> list[tuple[str, int]]:
 
 @locks(chat="chat_id")
 def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
-    """Record that the bot can write in a chat again. If the chat has active schedules, say so there and return True."""
+    """Record that the bot can write to a chat again. If it has active schedules, enqueue a notice and return True."""
     active = sum(row.state is ScheduleState.ACTIVE for row in load_schedules(db, chat_id))
     if not note_reach(db, chat_id, None) or not active:
         return False
@@ -130,7 +130,7 @@ def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
 def note_reach_of(
     db: Connection, platform: str, account: str, chat_ref: str, now: Millis, *, is_reachable: bool
 ) -> list[ChatId]:
-    """Store whether the bot can write in a chat and its threads. Return the chats in which schedules can continue."""
+    """Store whether the bot can write to a chat and its threads. Return the chats whose schedules can continue."""
     query = "SELECT id FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     chats = scalars(db, ChatId, query, (platform, account, chat_ref))
     for chat_id in chats:

@@ -1,6 +1,7 @@
 """Sub-agents: turns that answer a tool call of another turn, each in its own lineage.
 
-A call has one sub-agent. If the call runs again after a restart, it continues the sub-agent's turn or reads its report.
+A call has one sub-agent. If the call runs again after a restart, it continues the sub-agent's turn or returns the
+finished report.
 """
 
 import msgspec
@@ -17,7 +18,7 @@ MAX_SUBAGENTS = 20  # per calling turn
 
 
 class SubagentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a sub-agent, or a sentence that says why there is none."""
+    """Report of a sub-agent, or a sentence that explains why there is none."""
 
     id: TurnId
     state: TurnState

@@ -25,7 +25,7 @@ from hermes_state.files.folder import AttachmentFolder
 from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.sql import Connection, scalars
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import load_messages_behind
+from hermes_state.transcripts import load_messages_after
 from hermes_state.values import ChatKey, LineageId, Message, MessageId, MessageRole, recall_id
 from platforms.console import author
 from platforms.local.markdown import to_html
@@ -65,7 +65,7 @@ async def messages(store: Store, files: AttachmentFolder, key: ChatKey) -> Async
     lineages = await store.read(_load_lineages, key)
     for number, lineage_id in enumerate(lineages, 1):
         after = MessageId(0)
-        while rows := await store.read(load_messages_behind, lineage_id, after, PAGE_ROWS):
+        while rows := await store.read(load_messages_after, lineage_id, after, PAGE_ROWS):
             attached = await store.read(_load_files, rows[0].id, rows[-1].id)
             for row in rows:
                 found = [one for owner, *one in attached if owner == row.id]

@@ -47,7 +47,7 @@ class PostgresConnection:
     """Open connection in autocommit mode, wrapping psycopg's connection `raw`. Its owner closes it."""
 
     silence_seconds: float | None = None
-    """Maximum time to wait for a response, because a server can hang while its connection is alive. None: no limit."""
+    """Maximum time to wait for a response. A server can hang while its connection stays open. None: no limit."""
 
     def __init__(self, raw: "psycopg.Connection[tuple[Any, ...]]") -> None:
         self.raw = raw
@@ -69,7 +69,7 @@ class PostgresConnection:
         self._is_broken_off = False
         self._is_ending = False  # a ROLLBACK was sent and its result is pending
         self.share_trip: Callable[[bool], None] | None = None
-        """Function set by `run_pipelined`. It runs the other functions until each needs a result, then sends all.
+        """Function set by `run_pipelined`. It runs all functions until they need results, then sends their statements.
 
         If its argument is True, the other functions run until they end. Raises the first error of any function.
         """
@@ -103,7 +103,7 @@ class PostgresConnection:
 
     @property
     def is_over(self) -> bool:
-        """True if the connection was lost, closed, or cut by `break_off`."""
+        """True if the connection was lost, closed, or aborted by `break_off`."""
         return self._is_broken_off or self.raw.closed
 
     @property
@@ -182,7 +182,7 @@ class PostgresConnection:
             raise failure
 
     def break_off(self) -> None:
-        """Cut the connection, even while a thread is waiting for the server. The owner must still close it."""
+        """Abort the connection, even while a thread is waiting for the server. The owner must still close it."""
         self._is_broken_off = True
         with suppress(OSError):  # already closed
             self._wire.shutdown(socket.SHUT_RDWR)
@@ -354,21 +354,21 @@ class _IntDumper(Int8Dumper):
 
 
 class _BoolDumper(Int8Dumper):
-    """Dump booleans as 0 and 1, the values in the columns."""
+    """Dump booleans as 0 and 1, because they are stored in integer columns."""
 
     def dump(self, obj: Any) -> Buffer | None:
         return b"1" if obj else b"0"
 
 
 class _StrDumper(StrDumperUnknown):
-    """Dump strings without NUL characters, which PostgreSQL rejects."""
+    """Dump strings with each NUL replaced by U+FFFD, because PostgreSQL rejects NUL."""
 
     def dump(self, obj: str) -> Buffer | None:
         return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in obj else obj)
 
 
 class _SumLoader(Loader):
-    """Load sums of integers as integers."""
+    """Load a `numeric` without a decimal point as an integer. PostgreSQL returns sums of integers as `numeric`."""
 
     def load(self, data: Buffer) -> int | float:
         text = bytes(data)

@@ -1,7 +1,7 @@
 """PostgreSQL advisory locks of a batch. They are released when the batch's transaction ends.
 
-Every batch first takes one common lock: exclusively if a function declares no chats, otherwise shared. A separate
-statement takes it, so that later statements see the current chats, which cannot move until the transaction ends. Then
+Every batch first takes one common lock: exclusively if a function declares no chats, otherwise shared. This needs a
+separate statement, so that later statements see the current chats, which cannot move until the transaction ends. Then
 the batch takes the other locks in ascending order, so that batches cannot deadlock.
 
 The keys of the other locks are 64-bit hashes of their names. If two chats have the same hash, they merely wait for each
@@ -63,13 +63,13 @@ def _take(db: Connection, keys: LockKeys) -> Cursor:
     for kind, row_id in keys.rows:
         ids.setdefault(kind, []).append(str(row_id))
     arrays: dict[str, object] = {kind: f"{{{','.join(found)}}}" for kind, found in ids.items()}
-    text = _taking(tuple(kind for kind in ROW_KINDS if kind in ids), bool(keys.names))
+    text = _lock_statement(tuple(kind for kind in ROW_KINDS if kind in ids), bool(keys.names))
     return db.execute(text, arrays | {"names": list(keys.names)})
 
 
 @cache
-def _taking(kinds: tuple[str, ...], has_names: bool) -> str:
-    """Return a statement that locks the chats of rows. To save time, it searches only for rows of these `kinds`."""
+def _lock_statement(kinds: tuple[str, ...], has_names: bool) -> str:
+    """Return a statement that locks the chats of given rows. To save time, it only looks up rows of these `kinds`."""
     of_rows = [_OF_ROWS.format(" UNION ALL ".join(_CHATS_OF[kind] for kind in kinds))] if kinds else []
     return _TAKE.format(" UNION ALL ".join([*of_rows, *([_OF_NAMES] if has_names else [])]))
 

@@ -114,7 +114,7 @@ def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: f
 
 
 def check_server(server: Server) -> None:
-    """Raise `DatabaseRejected` for a server that is too old or not UTF-8, `StoreUnavailable` for a read-only server."""
+    """Raise `DatabaseRejected` for a server that is too old or not UTF-8, or `StoreUnavailable` if it is read-only."""
     if server.version < 140000:
         raise DatabaseRejected(
             f"PostgreSQL 14 or newer is needed, but the server of {server.database} has {server.release}"

@@ -1,6 +1,6 @@
 """Nodes of a cluster: their seats, their work, and the settings on which they must agree.
 
-Seats and work come from PostgreSQL's own tables of sessions and locks, so they are always current.
+Seats and work are read from PostgreSQL's own lists of sessions and locks, so they are always current.
 """
 
 from collections import Counter, defaultdict
@@ -102,7 +102,7 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """All nodes of a database, and the waiting messages."""
+    """All nodes of a database, the number of waiting messages, and the server's load."""
 
     nodes: list[NodeStatus]
     unserved: list[str]  # accounts without a node
@@ -112,7 +112,7 @@ class ClusterStatus:
 
 
 def load_nodes(db: Connection) -> list[NodeRow]:
-    """Load the running nodes and the latest node of each name, sorted by name."""
+    """Load all running nodes, and the latest node with each name even if it has ended, sorted by name."""
     query = f"""SELECT n.id, n.name, n.version, n.role, n.settings, n.pid, n.seats, n.started_at, n.seated_at,
       {_LIVES} AS is_alive
     FROM nodes n
@@ -184,7 +184,7 @@ def find_owner(db: Connection, account: str) -> NodeStatus | None:
 
 
 def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
-    """Compare `node` with the server's clock and with running nodes' settings. Return a sentence per difference."""
+    """Compare the node's clock with the server's, and its settings with running nodes'. Describe each difference."""
     late = (scalar(db, int, _NOW) - now) // 1000
     found = []
     if abs(late) > MAX_CLOCK_SECONDS:
@@ -227,7 +227,7 @@ def _living_others(db: Connection, node: NodeInfo) -> list[NodeRow]:
 
 
 def _labels(nodes: Sequence[NodeInfo | NodeRow]) -> dict[str, str]:
-    """Return the nodes' names for use in messages, by id. An empty id means this node."""
+    """Return the nodes' names for use in messages, keyed by node id. An empty id means this node."""
     counts = Counter(node.name for node in nodes)
     ids = {node.id: node.id[:8] or "this one" for node in nodes}
     return {node.id: node.name if counts[node.name] == 1 else f"{node.name} ({ids[node.id]})" for node in nodes}

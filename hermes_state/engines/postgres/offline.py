@@ -9,7 +9,7 @@ import psycopg
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.migrate import load_server, load_version, migrate, shipped_migrations
 from hermes_state.engines.postgres.nodes import POOLED, find_differences, is_one_session
-from hermes_state.engines.postgres.store import be_the_only_one, name_of, refusal
+from hermes_state.engines.postgres.store import lock_database, name_of, refusal
 from hermes_state.engines.postgres.tsvector import store_words
 from hermes_state.errors import ConfigError, DatabaseRejected
 from hermes_state.store.seats import NodeInfo
@@ -104,7 +104,7 @@ def _open(url: str, *, is_alone: bool = False) -> Iterator[PostgresConnection]:
     try:
         with contextlib.closing(PostgresConnection.open(url)) as db:
             if is_alone:
-                be_the_only_one(db)
+                lock_database(db)
             yield db
     except psycopg.Error as error:
         raise refusal(url, error) from error

@@ -1,10 +1,11 @@
-"""Short reads that share a transaction, and functions that share round trips to the server (decision 24).
+"""Short reads that share a transaction, and functions that share round trips to the server.
 
 Short reads that arrive together share a transaction. Reading a few rows costs the server little, but each transaction
 needs round trips and a switch to the connection's thread and back.
 
 Functions that share round trips run in separate greenlets until they need a result. Then all their statements are sent
-at once (libpq's pipeline mode). Together they take as many round trips as the function that needs the most.
+at once (libpq's pipeline mode). Together they take as many round trips as the function that needs the most. See
+docs/decisions/0024.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ def _snapshot(db: PostgresConnection, seconds: float) -> Iterator[None]:
 
 
 class ShortReads:
-    """Runs reads of a few rows. Reads that had to wait for a free connection share a transaction."""
+    """Run reads of a few rows. Reads that had to wait for a free connection share a transaction."""
 
     def __init__(
         self, run_job: Callable[[Callable[[PostgresConnection], None]], Awaitable[None]], connections: int
@@ -65,7 +66,7 @@ class ShortReads:
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot, again if a shared transaction fails. Raises the errors of `call` and psycopg."""
+        """Run `call` on one snapshot, and again if a shared transaction fails. Raises errors of `call` and psycopg."""
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:
@@ -119,7 +120,7 @@ class _ShortRead:
 
 
 def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
-    """Run the reads in one transaction. A server error makes all of them fail, so retry the failed reads one by one."""
+    """Run the reads in one transaction. If a server error makes all of them fail, retry them one by one."""
     with _snapshot(db, READ_SECONDS):
         run_pipelined(db, [partial(one.run, db) for one in reads])
     for one in reads:
@@ -132,8 +133,8 @@ def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
 def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
     """Run functions concurrently inside the open transaction, so that they share round trips.
 
-    A function that begins a savepoint waits until all others have ended. The first error is raised, and ends all
-    functions. A server error is raised in every function that waits for a result.
+    A function that begins a savepoint waits until all others have ended. The first error ends all functions and is
+    raised. A server error is raised in every function that waits for a result.
     """
     if len(functions) == 1:
         functions[0]()

@@ -44,10 +44,10 @@ _REFUSED = re.compile(
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate|private key file|SSL was required|channel binding required|authentication method requirement"
 )
-"""Patterns for the messages of connection errors that waiting cannot solve.
+"""Pattern for messages of connection errors that do not go away with time.
 
-libpq has no codes for these errors. If its messages are in another language, they do not match, and the gateway tries
-to connect again, as if the server were still starting.
+libpq has no codes for these errors. Messages in another language do not match, so the gateway tries to connect again,
+as if the server were still starting.
 """
 
 
@@ -122,7 +122,7 @@ class _Session:
         db.execute("SET idle_session_timeout = 0")  # a limit set for the role would end an unused connection
 
     def break_off(self) -> None:
-        """Cut the connection, even while a job waits for it."""
+        """Abort the connection, even while a job waits for it."""
         if self._db is not None:
             self._db.break_off()
 
@@ -168,7 +168,8 @@ class PostgresStore(Store):
 
         A write waits at most `busy_seconds` for other processes' locks. Closing also takes at most that long, or
         `CLOSE_SECONDS` if shorter. Raises `LockUnavailable` if a process has locked the whole database,
-        `DatabaseRejected` for another program's database or a wrong name or password, or `StoreUnavailable`.
+        `DatabaseRejected` for another program's database or a wrong name or password, or `StoreUnavailable` if the
+        database cannot be opened now.
         """
         store = cls(url, writers, readers, busy_seconds)
         async with AsyncExitStack() as undo:
@@ -202,12 +203,12 @@ class PostgresStore(Store):
         except psycopg.errors.ReadOnlySqlTransaction:  # a bug in the function, not a server fault
             raise
         except psycopg.Error as error:
-            if (told := self._told(error)) is error:
+            if (told := self._translated(error)) is error:
                 raise
             raise told from error
 
     def break_off(self) -> None:
-        """Cut every connection. Each reconnects when it is next used."""
+        """Abort all connections. Each one reconnects when it is used again."""
         for session in (*self._writers, *self._readers):
             session.break_off()
 
@@ -232,14 +233,14 @@ class PostgresStore(Store):
                 self._lost = str(error)
                 return StoreUnavailable(self._lost)
             except (psycopg.Error, StoreUnavailable) as error:
-                self._lost = str(self._told(error))
+                self._lost = str(self._translated(error))
                 return error
             else:
                 self._lost = None
                 break
         return None
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _translated(self, error: BaseException) -> BaseException:
         code = error.sqlstate if isinstance(error, psycopg.Error) else None
         if code in DAMAGE:
             self._damage = str(unavailable(self.url, error))
@@ -286,8 +287,8 @@ def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailab
     return told
 
 
-def be_the_only_one(db: PostgresConnection) -> None:
-    """Lock the whole database until this connection closes. Raises `LockUnavailable` if a gateway uses it."""
+def lock_database(db: PostgresConnection) -> None:
+    """Lock the whole database until this connection closes. Raises `LockUnavailable` if a gateway uses the database."""
     _lock(db, _ALONE, "the database is in use by another gateway", "another gateway")
 
 

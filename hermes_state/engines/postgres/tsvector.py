@@ -108,7 +108,7 @@ VERSION_NOTE = "segment_version"  # version of all stored words, or of those up 
 
 
 def load_renewed(db: Connection) -> int | None:
-    """Return the id of the last message whose words this version has stored. None if it has stored all words."""
+    """Return the id of the last message that this version has indexed (0: none), or None if it has indexed all."""
     version, _, last = (load_note(db, VERSION_NOTE) or "").partition(":")
     return (int(last) if last else None) if version == str(SEGMENT_VERSION) else 0
 

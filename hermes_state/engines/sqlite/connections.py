@@ -1,4 +1,4 @@
-"""SQLite connections of the store, checked and tuned, each on its own thread.
+"""Open and configure the store's SQLite connections, each on its own thread.
 
 aiosqlite owns every connection and its thread. A transaction is one function call on that thread, without an `await`.
 """

@@ -103,7 +103,8 @@ class SqliteStore(Store):
 
         A write waits at most `busy_seconds` if another process has locked the file. `is_fresh` allows an empty database
         where an earlier one was lost. Raises `ConfigError` on a network disk, `LockUnavailable` if another gateway has
-        opened the database, `DatabaseRejected` if the file is not usable, or `StoreUnavailable`.
+        opened the database, `DatabaseRejected` if the file is not usable, or `StoreUnavailable` if it cannot be opened
+        now.
         """
         connections.check_engine()
         refuse_network_disk(path)
@@ -196,7 +197,7 @@ class SqliteStore(Store):
             else:
                 return None
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _translated(self, error: BaseException) -> BaseException:
         return self._unavailable(error) if connections.is_trouble(error) else error
 
     async def _disconnect(self) -> None:
