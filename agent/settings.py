@@ -32,7 +32,7 @@ class AgentSettings:
     time_zone: Annotated[TimeZone | None, Setting(default_text="the server's")] = None
     """Time zone of message timestamps and new schedules, such as `Europe/Berlin`."""
     max_tool_rounds: Annotated[int, Setting(ge=1, le=1_000, unit="rounds")] = 50
-    """Maximum number of rounds of tool calls in one turn. Raise it for long tasks."""
+    """Maximum number of rounds of tool calls in one turn. Raise the limit for long tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class TranscriptionSettings:
     """Transcription of voice messages."""
 
     model: Annotated[str | None, Setting(default_text="off")] = None
-    """Name of a speech-to-text model, such as `whisper-1`. Set it to enable voice messages."""
+    """Name of a speech-to-text model, such as `whisper-1`. Set a name to enable voice messages."""
     base_url: Annotated[Url | None, Setting(default_text="`model.base_url`")] = None
     """Base URL of the OpenAI-compatible API for transcription."""
     api_key: Annotated[Secret | None, Setting(default_text="`model.api_key`")] = None
@@ -82,7 +82,7 @@ class TerminalSettings:
     memory_mb: Annotated[int, Setting(ge=64, le=1_048_576, unit="MB")] = 512
     """Memory limit of a command, including all its processes, shared memory and files in `/tmp`."""
     unsafe: Annotated[bool, Setting()] = False
-    """Run commands without a sandbox, with all rights of the gateway's user. They can then read your API keys."""
+    """Run commands without a sandbox, with all rights of the gateway's user. Commands can then read your API keys."""
     max_processes: int = 100
     """Maximum number of processes and threads of a command: enough for a parallel build, too few for a fork bomb."""
     output_chars: int = 20_000
@@ -98,8 +98,8 @@ class MemorySettings:
     enabled: Annotated[bool, Setting()] = True
     """Offer the tool `memory`, and show the notes to the model at the start of a conversation."""
     flush: Annotated[bool | None, Setting(default_text="on in direct chats")] = None
-    """Let a model write notes before each compression. Set it to `true` to include shared groups, where
-    any member can then influence the notes."""
+    """Let a model write notes before each compression. `true` includes shared groups, where any member can
+    then influence the notes."""
     memory_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 2_200
     """Maximum length of `MEMORY.md`."""
     user_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 1_400

@@ -73,9 +73,9 @@ class DiscordSettings:
     token: Annotated[Secret | None, Setting(restart=True)] = None
     """Bot token from the Discord developer portal."""
     api_url: Annotated[Url, Setting(restart=True)] = "https://discord.com"
-    """Base URL of Discord's REST API, without `/api/v10`. Change it to use a proxy."""
+    """Base URL of Discord's REST API, without `/api/v10`. Change the URL to use a proxy."""
     gateway_url: Annotated[SocketUrl, Setting(restart=True)] = "wss://gateway.discord.gg"
-    """WebSocket address of Discord's gateway. Change it to use a proxy."""
+    """WebSocket address of Discord's gateway. Change the address to use a proxy."""
     catch_up_hours: Annotated[float, Setting(ge=0, le=168, unit="hours", restart=True)] = 24
     """Maximum age of messages to answer after a lost connection. `0` skips all missed messages."""
     catch_up_messages: int = 200

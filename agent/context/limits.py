@@ -26,12 +26,12 @@ MAX_SUMMARY_TOKENS = 12_000
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings:
     threshold: Annotated[float, Setting(ge=0.0, le=1.0, unit="of the context window")] = 0.50
-    """Share of the context window at which a conversation is compressed, but at most 75 % of the input window. Lower it
-    to save costs. With `0`, only `minimum_context_length` applies."""
+    """Share of the context window at which a conversation is compressed, but at most 75 % of the input window. Lower
+    the share to save costs. With `0`, only `minimum_context_length` applies."""
     target_ratio: Annotated[float, Setting(ge=0.10, le=0.80, unit="of the threshold")] = 0.20
     """Share of the threshold that is reserved for the newest messages, which stay unchanged."""
     minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
-    """Minimum threshold for context windows at least twice this size. Lower it to compress earlier."""
+    """Minimum threshold for context windows at least twice this size. Lower this size to compress earlier."""
     facts_share: float = 0.20
     """Share of the threshold that the facts in a record can fill. 0: no facts."""
     hygiene_threshold: float = 0.85
@@ -50,7 +50,8 @@ class CompressorSettings:
     keeps_head_once: bool = False
     """True to keep the head only at the first compression. Later compressions also summarise it."""
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
-    """Maximum time for one summary, or a quarter of `model.turn_seconds` if that is less. Raise it for a slow model."""
+    """Maximum time for one summary, or a quarter of `model.turn_seconds` if that is less. Raise the limit for a slow
+    model."""
     summary_template: Annotated[str | None, Setting(default_text="thirteen built-in headings")] = None
     """Your own headings for summaries, with explanations for the summary model."""
     note_in_system: Annotated[bool, Setting()] = True

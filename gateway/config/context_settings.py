@@ -85,7 +85,7 @@ class SummaryModelConfig(CallConfig):
         unit="tokens",
         default_text="from the built-in list, else `model.context_length`, else 32768",
     )
-    """Context window of the summary model. It limits the length of the text to summarise."""
+    """Context window of the summary model. This window limits the length of the text to summarise."""
     max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="the model's limit")
     """Maximum length of a summary with the protocol `anthropic`. Other protocols send no limit with summary calls."""
 

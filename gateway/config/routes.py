@@ -50,7 +50,7 @@ class ApiConfig(BaseConfig):
     base_url: Url | None = setting(None, default_text="the address of OpenAI or Anthropic")
     """Base URL of the API, such as `http://127.0.0.1:11434/v1`."""
     api_key: Secret | None = None
-    """API key. Servers on your own machine usually need none."""
+    """API key. Servers on your own machine usually need no key."""
     name: str | None = setting(
         default_factory=lambda data: DEFAULT_MODEL if data.get("base_url") or data.get("api_key") else None,
         default_text=f"`{DEFAULT_MODEL}` if a key or a base URL is set",
@@ -70,7 +70,7 @@ class ApiConfig(BaseConfig):
         unit="tokens",
         default_text="from the provider, else from the built-in list, else 32768",
     )
-    """Context window of the model. Set it for a local server, or to compress conversations earlier."""
+    """Context window of the model. Set the size for a local server, or to compress conversations earlier."""
     max_output_tokens: int | None = setting(
         None,
         ge=1,
@@ -78,8 +78,8 @@ class ApiConfig(BaseConfig):
         unit="tokens",
         default_text="the space left by the prompt, at most 32000 or the model's own limit, whichever is lower",
     )
-    """Maximum length of an answer. The gateway reserves this much of the context window. If not set, it reserves 8192
-    tokens or a quarter of the window, whichever is less."""
+    """Maximum length of an answer. The gateway reserves this many tokens of the context window. If the key is not set,
+    the gateway reserves 8192 tokens or a quarter of the window, whichever is less."""
     images: bool | Literal["auto"] = "auto"
     """Send images to the model. `auto` decides by the model's name."""
     streaming: bool = True
@@ -92,13 +92,13 @@ class CallConfig(BaseConfig):
     temperature: float | None = setting(None, ge=0, le=2)
     """Randomness of answers; `0` is the least random."""
     top_p: float | None = setting(None, ge=0, le=1)
-    """Probability mass of the tokens to sample from (nucleus sampling). Set either this or the temperature."""
+    """Probability mass of the tokens to sample from (nucleus sampling). Set either `top_p` or `temperature`."""
     reasoning_effort: Effort = None
-    """Amount of reasoning before an answer. `/think` overrides it in one conversation."""
+    """Amount of reasoning before an answer. `/think` overrides `model.reasoning_effort` in one conversation."""
     extra_headers: Headers = setting(FrozenBlock(), default_text="none")
     """HTTP headers to add to every request, by name."""
     extra_body: Body = setting(FrozenBlock(), default_text="none")
-    """Fields to add to every request body. They override the gateway's own fields."""
+    """Fields to add to every request body. These fields override the gateway's own."""
 
 
 CALL_KEYS: Final = tuple(CallConfig.model_fields)

@@ -42,8 +42,8 @@ class ModelConfig(RouteConfig):
     """Main model. The gateway does not send parameters that you leave out, so the provider's defaults apply."""
 
     fallbacks: Fallbacks = ()
-    """Models to try, in this order, if the main model fails. Each is an alias, a model name at the same provider, or a
-    block with keys such as `name`, `base_url` and `api_key`."""
+    """Models to try, in this order, if the main model fails. Each entry is an alias, a model name at the same
+    provider, or a block with keys such as `name`, `base_url` and `api_key`."""
     aliases: Aliases = setting({}, default_text="none")
     """Short names for `/model`. The value is a model name at the same provider, or a block as in `fallbacks`."""
     cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = "5m"
@@ -55,7 +55,7 @@ class ModelConfig(RouteConfig):
     read_seconds: float = setting(120, ge=0.1, le=3_600, unit="seconds")
     """Maximum time without new output before a model call times out."""
     first_piece_seconds: float = setting(300, ge=0.1, le=86_400, unit="seconds")
-    """Maximum time to wait until a reply begins. Increase it for slow reasoning models."""
+    """Maximum time to wait until a reply begins. Increase the limit for slow reasoning models."""
 
     @cached_property
     def fallback_routes(self) -> tuple[RouteConfig, ...]:
@@ -99,11 +99,11 @@ class AccessConfig(BaseConfig):
     """People who can use the bot. Everyone else needs a pairing code."""
 
     allow_all: bool = False
-    """Let everyone use the bot. Use this only for a bot that strangers cannot find."""
+    """Let everyone use the bot. Use this setting only for a bot that strangers cannot find."""
     allow: People = ()
     """Stable ids of people with the `user` role, such as `telegram:42`."""
     admins: People = ()
-    """Stable ids of people with the `admin` role. They need no entry in `allow`."""
+    """Stable ids of people with the `admin` role. Admins need no entry in `allow`."""
     moderators: People = ()
     """Stable ids of users who can also use `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
     add` in shared chats."""
@@ -131,7 +131,7 @@ class SessionConfig(BaseConfig):
     merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
     """Merge queued messages of one person if they are sent within this time of each other. `0` turns merging off."""
     max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)
-    """Maximum number of turns at the same time, in all chats. Lower it if your model server is slow."""
+    """Maximum number of turns at the same time, in all chats. Lower the limit if your model server is slow."""
     messages_per_minute: int = setting(60, ge=0, le=10_000, unit="messages")
     """Maximum number of messages that one person can send per minute. `0` means no limit."""
     idle_reset_hours: OffOrNumber = setting(None, ge=0.1, le=8_760, unit="hours", default_text="off")
@@ -193,7 +193,7 @@ class ClusterConfig(BaseConfig):
 
 
 class LoggingConfig(BaseConfig):
-    """Log of the daemon. It never contains message text or secrets."""
+    """Log of the daemon. The log never contains message text or secrets."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = "info"
     """Lowest level of events to log. Set `debug` to investigate a problem."""
@@ -207,8 +207,8 @@ class LifecycleConfig(BaseConfig):
     """Shutdown of the daemon."""
 
     drain_seconds: float = setting(30, ge=0, le=600, unit="seconds")
-    """Time for running turns to finish after SIGTERM. If you increase it, increase `TimeoutStopSec` in the systemd
-    unit as well."""
+    """Time for running turns to finish after SIGTERM. If you increase this time, increase `TimeoutStopSec` in the
+    systemd unit as well."""
 
 
 class Config(BaseConfig):

@@ -33,8 +33,8 @@ class ApprovalConfig(BaseConfig):
     executes: Annotated[PolicyWord, AnyCase] = "ask_admin"
     """Policy for calls that run programs."""
     mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="`ask_admin`")
-    """Policy for calls to MCP tools that do more than read. By default, `writes` or `executes` also applies to them,
-    but only if it is `allow` or `deny`."""
+    """Policy for calls to MCP tools that do more than read. If this policy is not set, `allow` or `deny` under
+    `writes` or `executes` also applies to these calls."""
 
     def policy_of(self, effect: ToolEffect, *, is_mcp: bool) -> PolicyWord:
         """Return the policy for calls with the given effect."""
@@ -119,8 +119,8 @@ class McpConfig(BaseConfig):
     """MCP servers whose tools the agent can use (`docs/reference/tools.md`)."""
 
     servers: Annotated[dict[str, ServerSettings], BeforeValidator(_servers)] = setting({}, default_text="none")
-    """Servers by name. Each needs `command` (with `args`, `env`, `cwd`) or `url` (with `headers`). Optional keys are
-    `allow`, `deny`, `effects`, `trust_hints`, `seconds` and `enabled`."""
+    """Servers by name. Each server needs `command` (with `args`, `env`, `cwd`) or `url` (with `headers`). Optional keys
+    are `allow`, `deny`, `effects`, `trust_hints`, `seconds` and `enabled`."""
 
     @property
     def enabled_servers(self) -> list[ServerSettings]:
