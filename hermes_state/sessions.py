@@ -72,7 +72,7 @@ _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 def chat_label(lineage: str) -> str:
     """Return SQL for the name of chat `c`: a group's title or, in a direct chat, the newest sender in `lineage`."""
-    return f"""coalesce(c.title, CASE WHEN c.kind <> 'local' THEN (SELECT m.sender_name FROM messages m
+    return f"""coalesce(c.title, CASE WHEN c.kind = 'direct' THEN (SELECT m.sender_name FROM messages m
       WHERE m.lineage_id = {lineage} AND m.origin = 'human' ORDER BY m.id DESC LIMIT 1) END, '')"""
 
 

@@ -64,10 +64,10 @@ async def test_insights_are_for_admins_and_fit_a_phone_and_a_stopped_turn_was_pa
     await world.say("/insights")
     refusal = (await world.replies(2))[-1]
     assert "Cost" not in refusal
-    assert "telegram:42" not in refusal
+    assert "User42" not in refusal
     await world.say("/insights 30", chat_id=ADMIN)
     (told,) = await world.replies(1, chat_id=ADMIN)
-    assert "telegram:42" in told
+    assert "User42" in told
     assert "█" in told
     chart = told[told.index("\n") + 1 : told.rindex("\n")]
     assert max(map(len, chart.splitlines())) <= 40

@@ -99,7 +99,7 @@ async def test_a_reply_to_another_chat_brings_its_quote_its_origin_and_its_pictu
     assert await images_seen(world, 2) == 1
 
 
-async def test_a_long_message_is_quoted_whole_unless_it_is_known_and_a_selected_part_alone(world: World) -> None:
+async def test_a_long_message_is_quoted_whole_unless_it_is_known(world: World) -> None:
     await world.gateway.start()
     number = await written(world, f"{'word ' * 300}and the last one")
     await world.say_in_group("@lab_gateway_bot sum up", reply_to=number)
@@ -108,15 +108,18 @@ async def test_a_long_message_is_quoted_whole_unless_it_is_known_and_a_selected_
     await world.replies(1)
     await world.say("what did I say?", reply_to=own["message"]["message_id"])
     assert (await said(world, 3)).count("and the middle one") == 1
-    await world.converse("/new")
+
+
+async def test_the_selected_part_of_the_newest_answer_is_quoted(world: World) -> None:
+    await world.gateway.start()
     await world.script(match="list them", text="herons, gulls and terns")
     await world.converse("list them")
-    answer = [row for row in (await world.tg.get("chat/42"))["messages"] if row["from"]["is_bot"]][-1]
+    [answer] = [row for row in (await world.tg.get("chat/42"))["messages"] if row["from"]["is_bot"]]
     quote = {"text": "gulls", "position": 8, "is_manual": True}
     await world.say("what are these?", reply_to=answer["message_id"], quote=quote)
-    assert QUOTED.format("this assistant", "gulls") in await seen(world, 5)
+    assert QUOTED.format("this assistant", "gulls") in await seen(world, 2)
     await world.say("and all in all?", reply_to=answer["message_id"])
-    assert QUOTED.format("this assistant", "herons, gulls and terns") in await said(world, 6)
+    assert QUOTED.format("this assistant", "herons, gulls and terns") in await said(world, 3)
 
 
 async def test_a_reply_to_what_cannot_be_read_is_told_and_costs_nothing(world: World) -> None:

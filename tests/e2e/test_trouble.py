@@ -249,11 +249,11 @@ async def _answer_at_length(world: World, chat_id: int) -> None:
 async def test_who_waits_for_a_locked_database_is_told_on_each_platform(both: World) -> None:
     world = both
     waits, goes_on = "message is not lost", "continue with yours"
-    await ready(world, **world.web_chat(), HERMES_STORE__BUSY_SECONDS="1")
+    await ready(world, **world.web_chat())
     async with page_of(world) as page:
         await page.write("before")
         await page.until_answered(1)
-        with locked_by_another_process(world.database, 60.0):
+        with locked_by_another_process(world.database, 16.0):
             await world.say("hello")
             await world.say("behind it", chat_id=1)
             await say_on_discord(world, "hello")

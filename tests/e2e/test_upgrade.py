@@ -123,8 +123,8 @@ LOOKUPS = (
     ("usage", "telegram:42"),
     ("insights", "--days", "3"),
 )
-PASSING = ("day", "today_since", "today", "chat_today", "score")
-"""Keys whose values change by the day, or with the version of SQLite."""
+PASSING = ("day", "today_since", "today", "chat_today", "score", "chat_name")
+"""Keys whose values change by the day or with the version of SQLite, or that are new."""
 
 
 def lookups_of(home: Path) -> dict[str, Any]:
