@@ -200,7 +200,7 @@ class LoggingConfig(BaseConfig):
     format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting("auto", restart=True)
     """Format of the log on standard error. `auto` means `console` at a terminal, otherwise `json`."""
     file: bool = setting(True, restart=True)
-    """Write the log to the file `logs/gateway.log` too, as JSON lines. The gateway keeps five older files of 10 MB."""
+    """Also write the log to the file `logs/gateway.log`, as JSON lines. The gateway keeps five older files of 10 MB."""
 
 
 class LifecycleConfig(BaseConfig):
