@@ -44,9 +44,8 @@ def title_request(rows: Transcript, redact: Callable[[str], str], *, now: Millis
     """Return the model request for a title of the conversation that begins with `rows`."""
     shown = excerpt(rows, MAX_INPUT_TOKENS, redact=redact)
     row = asking_row(f"<conversation>\n{shown}\n</conversation>\n\nWrite the title now.", now)
-    return ModelRequest(
-        system=_SYSTEM, transcript=(row,), max_output_tokens=2_000, payer=payer
-    )  # room for models that reason first
+    # 2,000 tokens leave room for models that reason first.
+    return ModelRequest(system=_SYSTEM, transcript=(row,), max_output_tokens=2_000, payer=payer)
 
 
 def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:

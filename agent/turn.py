@@ -170,9 +170,8 @@ class Agent:
         if prompt is not None and prompt.request.system == view.session.system_prompt:
             prompt = replace(prompt, view=view)  # only the stored system prompt differs
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
-        rounds = (
-            await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
-        )  # ask the store, because the view lacks compressed rounds
+        # Ask the store, because the view does not contain rounds that were compressed.
+        rounds = await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
         state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
         step = open_calls(view.transcript, turn.id)
         if step is not None:

@@ -46,7 +46,9 @@ class Timer:
             self._run,
             "interval",
             (work,),
-            days=365,  # each run sets the next time; after a clock jump, APScheduler steps through short intervals
+            # Each run sets the next time, so the interval is not used. A short interval would be slow after a clock
+            # jump, because APScheduler steps through all missed intervals.
+            days=365,
             name=self.name,
             max_instances=2,  # a second instance returns at once if the first is still running
             next_run_time=_after(self._first_seconds),

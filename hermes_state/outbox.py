@@ -236,7 +236,8 @@ def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
     if message_id is not None:
         query = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"
         db.execute(query, (chat_id, ref, message_id, part))
-    if key.startswith("approval:"):  # answered while it was being sent: the edit needs the message's id
+    # If the question was answered while it was being sent, its edit needs the message's id.
+    if key.startswith("approval:"):
         query = "UPDATE outbox SET replaces = ? WHERE dedupe_key = ? AND part = 0 AND attempts = 0"
         db.execute(query, (ref, f"{key}{CLOSED}"))
     return bool(is_owed)

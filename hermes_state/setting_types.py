@@ -50,7 +50,7 @@ def keyed(value: object) -> Mapping[Any, Any]:
 class FrozenBlock(dict[str, Any]):
     """Immutable, hashable mapping for settings whose keys operators choose."""
 
-    def __hash__(self) -> int:  # type: ignore[override]  # a dict is mutable and has none
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict is mutable, so it has no hash
         return hash(repr(sorted(self.items(), key=lambda item: item[0])))
 
 

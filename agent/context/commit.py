@@ -121,7 +121,7 @@ def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequ
     """
     earlier = {row.id for row in job.view.transcript if row.origin is Origin.TODO}
     items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]
-    # A longer list could fill a small window again after every compression.
+    # Limit the list, because a long list could fill a small window again after every compression.
     lines = _open_lines(todos, job.limits.threshold // 10)
     again = to_read_again(job.view.transcript, set(items))
     if text := "\n\n".join(filter(None, ("\n".join(lines), again))):

@@ -381,5 +381,5 @@ def _reason(failure: ModelError) -> str:
         return str(failure)
     if isinstance(failure, ContextOverflow):
         return "The messages to summarise do not fit into the model's context window."
-    # Keep only the first clause. The advice after it is for people whose question failed.
+    # Keep only the first clause. The rest is advice for people whose message could not be answered.
     return re.split(r";|\.(?=\s|\Z)", sentence_for(failure))[0] + "."

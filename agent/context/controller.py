@@ -140,7 +140,7 @@ class ContextController:
         While the prompt still fits, the call does not wait for a background compression or a pending one. `known`: the
         prompt of the view, if it was measured before.
         """
-        if known is None:  # if the prompt is known, `measure` has already asked
+        if known is None:  # otherwise `measure` has already asked for the model's limits
             await model.profile.ask()
         if await self._take_finished(conversation, model) is not None:
             prompt = await self._measure.load(conversation, model)
@@ -293,7 +293,7 @@ class ContextController:
             if is_last and usage is not None:
                 return await self._pressure(prompt, state, usage.prompt)
         except StoreUnavailable as error:
-            # Continue the turn, because the reply is paid for. The next reported count is another chance to learn.
+            # Continue the turn, because its reply has been paid for. The next call reports a token count again.
             log.warning("context.save_failed", lineage_id=lineage_id, error=str(error))
         return None
 

@@ -73,7 +73,7 @@ def find_cut(
     if has_open_calls(transcript):
         return SkipReason.TOOL_RUNS
     if len(transcript) <= rules.protect_first_n + MIN_TAIL_ROWS + 1 and sum(sizes) < limits.threshold:
-        return SkipReason.TOO_FEW  # unless a few huge rows fill the window
+        return SkipReason.TOO_FEW  # a few huge rows that reach the threshold are compressed anyway
     exchanges, request = _exchanges(transcript), open_request(transcript)
     if keep_turns is None:
         tail_start = _tail_start(transcript, sizes, exchanges, limits, rules)

@@ -58,7 +58,7 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
     shown = _entries([rows[index] for index in kept], redact, zone, max_characters, has_names=has_names)
     entries = dict(zip(kept, shown, strict=True))
     for index in kept:
-        if lengths[index] > max_characters:  # count again, because the two kept ends can be in another script
+        if lengths[index] > max_characters:  # count again: the two kept ends can be in another script than the rest
             costs[index] = GAP_TOKENS + estimated_text_tokens(entries[index])
     if sum(costs[index] for index in kept) > limit:
         kept = _sample(rows, kept, costs, limit)

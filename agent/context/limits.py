@@ -155,7 +155,8 @@ def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tok
     threshold = _at_most(context_length, settings.threshold)
     if settings.minimum_context_length * 2 <= context_length or not settings.threshold:
         threshold = max(threshold, settings.minimum_context_length)
-    threshold = min(threshold, window * 75 // 100)  # closer to the hygiene limit (85 %), both would compress each time
+    # If the threshold were closer to the hygiene limit (85 %), hygiene and the turn would compress one after the other.
+    threshold = min(threshold, window * 75 // 100)
     return Tokens(max(1, threshold))
 
 

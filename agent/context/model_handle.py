@@ -176,7 +176,7 @@ class LearnedProfile:
     def _is_due(self) -> bool:
         configured, now = self._configured, self._clock.now()
         is_configured = None not in (configured.context_length, configured.max_output_tokens)
-        # If this time is further away than the longest pause, the clock was set back.
+        # If `_ask_from` is further away than the longest pause, the clock was set back.
         if is_configured or 0 < self._ask_from - now <= UNREACHED_BACKOFF.max_seconds * 1000:
             return False
         offer = self._known.offer

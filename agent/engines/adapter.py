@@ -321,7 +321,8 @@ class SummaryClient:
                 text = await self._answer(route, prompt, system)
             except ModelError as error:
                 failure = error
-                if not self.state.is_cooling(key, self._clock.now()):  # unless a parallel call has failed before
+                # A parallel call may already have started the pause.
+                if not self.state.is_cooling(key, self._clock.now()):
                     self.state = self.state.failed(key, outcome_of(error), self._clock.now())
             else:
                 self.state = self.state.answered(key)

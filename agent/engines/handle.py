@@ -258,7 +258,7 @@ def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     def work() -> None:
         try:
             result = context.run(function, *args, **kwargs)
-        except BaseException as raised:  # noqa: BLE001  the future's awaiter gets it
+        except BaseException as raised:  # noqa: BLE001  # passed on to the code that awaits the future
             # A future cannot carry StopIteration, and must not carry errors that would end the event loop.
             is_carried = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
             future.set_exception(raised if is_carried else RuntimeError(f"{type(raised).__name__} in a call"))

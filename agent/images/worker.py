@@ -21,7 +21,7 @@ UNREADABLE: Final = 3
 """Exit code if the file is not an image of a supported kind, or is broken."""
 TOO_LARGE: Final = 4
 """Exit code if the image would take too much memory or time."""
-# Formats to decode. EPS is missing, because EPS files are programs. Others are rare, and each decoder is a risk.
+# Formats to decode. EPS files are programs, other formats are rare, and each additional decoder is a risk.
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO")
 
 
@@ -60,9 +60,8 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
         image: Image.Image = opened
         if image.mode.startswith("I;16"):
             image = image.point(lambda value: value / 256).convert("L")
-        if (
-            image.mode not in ("L", "RGB", "RGBA", "CMYK") or "transparency" in image.info
-        ):  # only if needed: Pillow can scale an unconverted JPEG while it loads
+        # Convert only if needed, because Pillow can scale an unconverted JPEG while it loads the file.
+        if image.mode not in ("L", "RGB", "RGBA", "CMYK") or "transparency" in image.info:
             image = image.convert("RGBA" if image.has_transparency_data else "RGB")
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
         with contextlib.suppress(Exception):  # the metadata can be broken even if the image is not

@@ -129,7 +129,7 @@ def makers_name(name: str) -> str:
 def has_local_tag(model: str) -> bool:
     """Return True if a name has a local server's tag, such as `:20b`."""
     name = model.strip().lower()
-    # Not local: resellers' tags for other routes to the same model, and Amazon's revisions.
+    # Some tags are not local: resellers use them for variants of a model, and Amazon uses them for revisions.
     is_hosted = re.search(r":(?:free|batch|nitro|floor|exacto|extended|online|thinking|beta|\d+)$", name)
     return bool(_TAG.search(name)) and not (is_hosted or FINE_TUNED.match(name))
 

@@ -220,7 +220,8 @@ class BaseClient(Generic[M]):
         was_shown = has_text and tried.on_text is not None
         attempts = remedy.attempts + (isinstance(error, errors.ReplyUnfinished) and not was_shown)
         is_hopeless = failures[remedy.outcome] >= attempts or failures.total() >= policy.max_attempts
-        # Another attempt would take just as long. A stall (a subclass) is retried, because the server is still running.
+        # If the server fell silent, another attempt would take just as long. A stall (a subclass of the timeout) is
+        # retried, because the server is still running.
         fell_silent = type(error) is errors.ModelTimeout and has_text
         if is_hopeless or fell_silent or (retry_after or 0.0) > policy.max_retry_after:
             return None
@@ -310,7 +311,7 @@ class ModelClient(BaseClient[ChatModel]):
         """Return the request with an output limit that, as far as known, the model accepts."""
         if not self._has_asked_memory:
             self._has_asked_memory = True
-            with suppress(errors.StateError):  # if this fails, a refusal states the limit again
+            with suppress(errors.StateError):  # if this fails, the provider's next refusal states the limit again
                 self._output_cap = await self.ledger.output_cap(self.route, self.name) or self._output_cap
         cap, wanted = self._output_cap, request.max_output_tokens
         if cap is None or (request.output_cap or cap + 1) <= cap:

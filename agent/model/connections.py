@@ -23,9 +23,8 @@ def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: End
         timeout=httpx2.Timeout(connect=endpoint.connect_seconds, read=endpoint.read_seconds, write=30.0, pool=10.0),
         max_redirects=3,
         event_hooks=guards(base_url),
-        cookies=CookieJar(
-            DefaultCookiePolicy(allowed_domains=())
-        ),  # keeps no cookies, because all chats share this client
+        # Keep no cookies, because all chats share this client.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
     )
     for transport in (client._transport, *client._mounts.values()):
         if transport is not None:
@@ -52,4 +51,4 @@ def _new_session() -> aiohttp.ClientSession:
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
     """Return the shared TLS context. Creating another would block the event loop for 20 ms and use a megabyte."""
-    return ssl.create_default_context()  # httpx2's own would import another transport
+    return ssl.create_default_context()  # httpx2's own function would import another transport

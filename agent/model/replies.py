@@ -65,7 +65,7 @@ async def _bound(response: httpx2.Response) -> None:
     response.headers.pop("content-encoding", None)
     response.encoding = "utf-8"  # some charset names make Python decompress again
     if response.is_error:
-        await response.aread()  # if the SDKs read it and were cancelled, they would leave it open
+        await response.aread()  # an SDK that is cancelled while it reads would leave the response open
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
@@ -120,7 +120,7 @@ _VALUE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[,\[{]', re.DOTALL)
 
 def _value(text: bytearray) -> object:
     """Return the value of a JSON text. Raises `ReplyMalformed` if the text is not JSON or has too many values."""
-    most = text.count(b'"') // 2 + sum(map(text.count, (b",", b"[", b"{")))  # ten times faster than the pattern
+    most = text.count(b'"') // 2 + sum(map(text.count, (b",", b"[", b"{")))  # an upper bound, ten times as fast
     if most > MAX_VALUES and next(islice(_VALUE.finditer(text), MAX_VALUES, None), None) is not None:
         raise ReplyMalformed(f"the reply, or an event in it, has more than {MAX_VALUES:,} JSON values")
     with suppress(ValueError):
@@ -316,7 +316,7 @@ class ReplyBuilder(ABC):
             return
         self._unshown.write(added)
         self._unshown_length += len(added)
-        # Up to 65,536 characters, show every piece at once. Copying a longer text for each piece would be quadratic.
+        # Up to 65,536 characters, show every piece at once. Copying a longer text each time would take quadratic time.
         if self._unshown_length * 64 >= len(self._shown) - 65_536 and not ends_in_half(added):
             self._show()
 

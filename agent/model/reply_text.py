@@ -123,7 +123,7 @@ class ThinkTagParser:
         window = self._tail + piece
         found = self._end.search(window)
         if found is None:
-            self._tail = window[-64:]  # the start of an end marker may be here
+            self._tail = window[-64:]  # may contain the start of an end marker
             return False
         thought = self._thought.getvalue()
         self._held = window[found.end() :]

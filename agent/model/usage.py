@@ -207,7 +207,7 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
         if _field(usage, "prompt_tokens") is not None:  # check first: some servers add the fields of other APIs
             format = "chat_completions"
         elif any(_field(usage, name) is not None for name in cached):
-            format = "anthropic"  # without cache counts, Anthropic's field names equal those of responses
+            format = "anthropic"  # without cache counts, its field names equal the Responses API's
     if format == "chat_completions":
         return _openai_usage(usage, prompt="prompt_tokens", output="completion_tokens")
     if format != "anthropic":

@@ -117,7 +117,7 @@ class OfferRegistry:
         found = [self.registry.get(name) for name in names]
         tools = tuple(tool for tool in found if tool is not None)
         if MORE_TOOLS in names:
-            usable = self.usable(conversation.chat, conversation.chat_kind)  # a server could have connected meanwhile
+            usable = self.usable(conversation.chat, conversation.chat_kind)  # a server may have connected since then
             tools = (*tools, more_tools(tool for tool in usable if tool.name not in names))
         if not any(self.registry.is_awaited(name) for name in names):  # the tool's server is not connected yet
             self._kept[session_id] = tools

@@ -45,7 +45,7 @@ def offer_pairing(
         text = OFFER.format(code=code, minutes=CODE_MINUTES)
         return refuse(db, message, message.chat, _offer_key(pairings.hash_code(code)), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
-        # Repeat it at most every 5 minutes, except for slash commands: Discord shows an unanswered command as hanging.
+        # Send this reply at most every 5 minutes. Answer every slash command, because Discord shows it as hanging.
         moment = message.event_ref if message.ticket is not None else now // 300_000
         return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
     inbox.advance_cursor(db, cursor)
@@ -94,7 +94,7 @@ def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis
     except PairingNotFound as error:
         text = f"{person} is not paired. To revoke access given by the configuration file, edit `access` there."
         raise CommandError(text) from error
-    # If the configuration also gives the person access, no message is lost: it waits for the next turn.
+    # If the configuration also gives the person access, their steering messages are not lost. They wait for a turn.
     inbox.queue_steers(db, lambda ref: ref != person)
     return pairing
 

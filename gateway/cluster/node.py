@@ -61,7 +61,7 @@ class NodeState:
             "id": info.id,
             "name": info.name,
             "role": info.role,
-            "has_seat": self.is_certain(),  # without a seat, other nodes may take over its work
+            "has_seat": self.is_certain(),  # without a seat, other nodes may take over this node's work
             "seats_lost": self.seats_lost,
             "hints_received": self.hints_received,
             "chats": chats,
@@ -113,7 +113,7 @@ class Node:
             seat = self.state.seat
             self._tasks = [asyncio.ensure_future(self._run_duty(duty)) for duty in self.state.duties]
             try:
-                if seat.is_shared:  # a sweep can wait for the database indefinitely
+                if seat.is_shared:  # a lost seat must end a sweep, which can wait for the database indefinitely
                     await run_until(seat.lost, self._sweep(seat))
                 else:
                     await seat.lost.wait()

@@ -106,7 +106,7 @@ class RemotePreviews:
                 self._arrived.clear()
                 try:
                     await self._read()
-                except StateError as error:  # the next write brings another hint
+                except StateError as error:  # the next write sends another hint
                     log.debug("preview.failed", error=type(error).__name__)
                 silent_since = time.monotonic() - SILENT_SECONDS
                 for one in [one for one in self._shown.values() if one.heard_at < silent_since]:

@@ -128,7 +128,7 @@ def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcri
     session = sessions.load_active(db, chat_id)
     if session is None:
         return (), set()
-    # Load more rows than the reply shows, because it leaves out the tool rows between messages and answers.
+    # Load more rows than the reply shows, because the reply leaves out tool calls and their results.
     rows = load_messages(db, session.lineage_id, count * 8)
     shown = [row for row in rows if row.origin in (Origin.HUMAN, Origin.ASSISTANT) and row.text]
     return tuple(shown[-count:]), load_hidden(db, session.lineage_id)

@@ -113,7 +113,8 @@ class CommandRunner:
                             await effect.after()
             if isinstance(outcome, CommandReply):
                 if outcome.other_chat is not None:
-                    self._delivery.wake(outcome.other_chat)  # only now, so that a new user can write at once
+                    # After the effect, so that a new user who reads the reply already has access.
+                    self._delivery.wake(outcome.other_chat)
                 if outcome.on_commit is not None:
                     outcome.on_commit()
             log.info("command.done", command=_name_of(row))

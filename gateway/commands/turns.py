@@ -60,7 +60,7 @@ def _stop(
     request: CommandRequest, stopping: ActiveTurn | None, is_all: bool, db: Connection, now: Millis
 ) -> CommandReply:
     chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
-    # This comes before the end of the turn, because it would otherwise stop the delivery of the turn's partial answer.
+    # Do this before the turn ends. Afterwards, it would also stop the delivery of the turn's partial answer.
     has_stopped_delivery = outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
     turn, command = find_open_turn(db, chat_id), None
     if turn is not None and _is_meant(request, turn):

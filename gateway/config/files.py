@@ -81,7 +81,7 @@ def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
     warnings: list[str] = []
     for binding in parse_stream(io.StringIO(content)):
         if binding.error:
-            text = binding.original.string  # the original text includes the blank lines above it
+            text = binding.original.string  # includes the blank lines above the binding
             line = binding.original.line + text[: len(text) - len(text.lstrip())].count("\n")
             warnings.append(f"{path} line {line}: this line is ignored; write NAME=value")
         elif binding.key is not None and binding.value is None:
@@ -107,7 +107,7 @@ def _read_text(path: Path) -> str | None:
 def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
     """Count a node and everything below it, with aliases expanded, up to `MAX_VALUES`. `known` caches counts."""
     if node not in known:
-        known[node] = MAX_VALUES + 1  # this count applies if the node contains an alias of itself
+        known[node] = MAX_VALUES + 1  # used if the node contains an alias of itself
         held = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
         below = () if isinstance(node, yaml.ScalarNode) else held
         known[node] = min(1 + sum(_count(child, known) for child in below), MAX_VALUES + 1)

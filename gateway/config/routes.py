@@ -189,7 +189,7 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
         if is_elsewhere and ("base_url" not in values or _origin(values["base_url"]) != _origin(main.address)):
             values["protocol"] = "chat_completions"  # the protocol that most servers use
     own_address = OWN_ADDRESSES.get(values["protocol"])
-    if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # so the base URL is the same
+    if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # the same provider
         values["base_url"] = main.base_url
     if _origin(values.get("base_url") or own_address) == _origin(main.address):
         # If the protocols differ, do not inherit `extra_body` (the last key): its field names depend on the protocol.

@@ -128,7 +128,8 @@ async def _load_chart(
     if len(points) < 2:
         return None
     first, last, largest = points[0][0], points[-1][0], max(1, *(tokens for _, tokens in points))
-    if len(points) > CHART_PARTS * 2:  # so many falls would fill the area, so the chart shows the largest sizes
+    # Show only the largest sizes of a long conversation, because many drops would make the area look filled.
+    if len(points) > CHART_PARTS * 2:
         highest = dict[int, tuple[int, int]]()
         for point in points:
             part = (point[0] - first) * CHART_PARTS // max(1, last - first)

@@ -83,7 +83,7 @@ async def load_start(context: ConsoleContext, person: WebPerson, query: Mapping[
     return {
         "model": current.config.model,
         "trouble": trouble,
-        # Ports of this machine are asked only here, so only while an admin has this page open.
+        # The gateway probes ports of this machine only here, so only while an admin has this page open.
         "servers": await asyncio.to_thread(find_local_servers),
         "telegram": _state("telegram", current, saved),
         "discord": _state("discord", current, saved),

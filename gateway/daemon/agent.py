@@ -230,7 +230,7 @@ def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) ->
     named = route_for(config, "compression", own)
     if named is not None and named != own:
         length = _context_of(named, own, config)
-        # If the summary model is also the conversation's model, use it once, with the conversation's window.
+        # If the summary model is also the conversation's model, add it only once, with the conversation's window.
         is_own = length is None
         routes.append(SummaryRoute(client=clients.of(named), context_length=length, mark=mark))
     if own.protocol != "offline" and not is_own:

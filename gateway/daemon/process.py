@@ -40,7 +40,8 @@ def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any)
         from gateway.cluster.membership import refuse_early  # not needed with SQLite
 
         refuse_early(loaded, url, is_fresh=is_fresh)
-    gc.disable()  # until all parts exist; until then, a collection finds no garbage and takes 10 % of the start-up time
+    # There is no garbage until all parts exist, and looking for it would take 10 % of the start-up time.
+    gc.disable()
     # Import this late, because the SDKs take half a second to import and a configuration error must be reported fast.
     from gateway.daemon.run import run_daemon
     from gateway.turns.attachments import open_attachments
@@ -83,7 +84,7 @@ def prepare_process(loaded: LoadedConfig) -> None:
         log.warning("config.warned", reason=warning)
     if Room.is_used_up(loaded.home):
         log.error("disk.full", directory=str(loaded.home), hint="nothing can be stored until you free some space")
-        release_reserve(loaded.home)  # frees reserved space for the start, which later reserves it again
+        release_reserve(loaded.home)  # the start needs this space, and later reserves it again
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:

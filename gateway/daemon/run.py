@@ -162,5 +162,5 @@ async def _reload_when_asked(parts: Parts) -> None:
     while True:
         await parts.signals.reload_asked.wait()
         parts.signals.reload_asked.clear()
-        with suppress(ConfigError):  # it was logged, and the last good configuration stays
+        with suppress(ConfigError):  # the error was logged, and the last valid configuration stays
             await parts.reloader.reload()

@@ -384,7 +384,7 @@ class GatewayIntake:
         except BaseException:
             write.cancel()
             if offline is not None:
-                offline.settle_stop()  # no stored command will settle the stop
+                offline.settle_stop()  # the command is not stored, so it cannot settle the stop
             raise
         if admitted.inbox_id is None:
             if offline is not None:

@@ -116,7 +116,7 @@ def _home(home: Path) -> Iterator[CheckResult]:
     except OSError:
         return  # the check `config` reports this error
     if not is_directory:
-        if not exists:  # if it exists, the check `config` reports that it is not a directory
+        if not exists:  # otherwise the check `config` reports that the path is not a directory
             yield fine("home", f"{home} does not exist yet. The first start creates it.")
         return
     if not os.access(home, os.W_OK | os.X_OK):

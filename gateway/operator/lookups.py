@@ -358,7 +358,7 @@ def thoughts(blocks: str) -> Iterator[str]:
     """Yield the readable reasoning texts in `Reasoning.blocks`, for all protocols."""
     try:
         yield from filter(str.strip, _texts(orjson.loads(blocks)))
-    except orjson.JSONDecodeError:  # an older version stored these blocks
+    except orjson.JSONDecodeError:  # blocks of an older version, which are not JSON
         return
 
 

@@ -65,7 +65,7 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
         )
     if status in (200, 404, 405):
         path, call = _smallest_call(settings)
-        # Every API refuses an empty call, which costs nothing.
+        # Every API refuses a call without parameters, so this call costs nothing.
         status, body = _fetch(f"{base}/{path}", headers, {})
         if status in (404, 405) or (status == 200 and (not body or "error" in body)):
             raise CommandError(f"No API was found at {base}/{path}: {_better_root(settings, base, headers)}")

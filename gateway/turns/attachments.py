@@ -211,7 +211,7 @@ class AttachmentHandler:
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
                 try:
-                    async with asyncio.timeout(120.0):  # all attempts together delay only this chat
+                    async with asyncio.timeout(120.0):  # long waits delay only this chat
                         await adapter.download(attachment, target, limit)
                     return await use(target)
                 except FileSizeExceeded as error:

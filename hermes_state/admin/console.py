@@ -146,7 +146,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_failures(db: Connection, since: Millis) -> list[Failure]:
     """Load the reasons why turns have failed since `since`, most frequent first."""
-    # two look-ups, because one with OR would read all answers
+    # Use two look-ups, because a single one with OR would read all replies.
     query = """SELECT coalesce(t.error, '') AS reason, count(DISTINCT t.id) AS count, max(o.created_at) AS last_at
     FROM outbox o JOIN turns t ON t.id = o.turn_id WHERE o.kind = 'error' AND t.state = 'failed' AND o.id IN (
       SELECT id FROM outbox WHERE settled_at >= ?
@@ -157,6 +157,6 @@ def load_failures(db: Connection, since: Millis) -> list[Failure]:
 
 def count_waiting(db: Connection) -> int:
     """Count the messages, in all chats, that do not belong to a turn yet."""
-    # `IN` has the same states as the condition of the index
+    # `IN` repeats the condition of the partial index, so that the index is used.
     query = "SELECT count(*) FROM inbox WHERE state IN ('new','claimed') AND state = 'new' AND kind = 'message'"
     return scalar(db, int, query)

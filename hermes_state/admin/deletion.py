@@ -101,7 +101,7 @@ async def remove_deleted(
     """Remove all data of hidden chats. Return the chats in which a notice was enqueued. Raises `StoreUnavailable`."""
     hidden = await store.read(load_hidden_chats)
     for chat_id in hidden:
-        # Files go before their rows, because a restart in between would leave files that no row names.
+        # Remove files before their rows. Otherwise a restart in between would leave files that no row names.
         await asyncio.to_thread(files.remove, await store.read(load_orphans, chat_id))
         await asyncio.to_thread(forget_notes, chat_id)
         while await store.write(remove_slice, chat_id):  # noqa: ASYNC110

@@ -103,7 +103,7 @@ async def open_store(
                 url, writers=settings.writers, readers=settings.readers, busy_seconds=settings.busy_seconds
             )
         try:
-            if url is not None:  # after opening, because an unusable database must not leave a new folder
+            if url is not None:  # after opening the database, because an unusable one must not leave a new folder
                 with suppress(OSError):  # if this fails, the lock below reports the reason
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 held.enter_context(FileLock.acquire(lock, what=what))

@@ -21,7 +21,8 @@ _URL_TOKEN = re.compile(
     r"://(?:(?<=http://)|(?<=https://)|(?=[A-Za-z0-9_~=-]{16}))(?=[^\s/:@]{0,80}[0-9])[A-Za-z0-9_~=-]{6,500}"
     r"(?=:?@|:[a-z-]{1,20}@)"
 )
-# A secret may follow the last letters of `Bearer`, `password` and the like, or a punctuation mark.
+# Whitespace at which a text can be split. A secret may follow `Bearer`, `password` and the like, so the text is not
+# split after the last letters of these words, or after some punctuation marks.
 _SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
 _QUOTE_ENDS = "\"'\r\n"
 _QUOTE_END = re.compile(f"[{_QUOTE_ENDS}]")
@@ -170,7 +171,7 @@ def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
     """Return each word for a password, its pattern as a whole word, and whether it means a number, as "PIN" does."""
     speech = stored()["speech"]
     told = [(noun, noun in speech["numbers"]) for noun in (*speech["nouns"], *speech["numbers"])]
-    # Patterns start with the word: starting with a negative lookbehind takes many times as long. CJK has no boundaries.
+    # Starting with a negative lookbehind takes many times as long as starting with the word. CJK has no spaces.
     whole = "{0}(?<![^\\W_]{0})(?![^\\W_])"
     return tuple((noun, re.compile(noun if noun >= "\u2e80" else whole.format(noun)), counts) for noun, counts in told)
 

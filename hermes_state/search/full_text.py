@@ -136,7 +136,8 @@ def marked(snippet: str, query: str) -> list[tuple[str, bool]]:
     parsed = parse_query(query)
     wanted, compared = tuple(parsed.wanted[:8]) if parsed is not None else (), folded(snippet)
     pattern = _pattern(wanted, LETTER)
-    if pattern is None or len(compared) != len(snippet):  # the places in the folded text are not those in the snippet
+    # If folding changed the length, positions in the folded text differ from those in the snippet.
+    if pattern is None or len(compared) != len(snippet):
         return [(snippet, False)]
     pieces, end = list[tuple[str, bool]](), 0
     for match in pattern.finditer(compared):

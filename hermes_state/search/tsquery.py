@@ -71,7 +71,7 @@ def _any(scopes: Sequence[str]) -> str:
 class TsMatches(MatchReader):
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
-        # An id above all possible matches. As the statement has a parameter, it shares a round trip.
+        # An id above all possible matches. Because the statement has a parameter, it can share a round trip.
         query = "SELECT least(CAST(? AS bigint), coalesce(max(message_id), 0) + 1) FROM message_words"
         self._top = scalar(db, int, query, (self.before,))
         left_out = [REPEATS] * self.leaves_out_repeats + self.none_of

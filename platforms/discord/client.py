@@ -71,7 +71,7 @@ class RestClient(HTTPClient):
 
     async def ws_connect(self, url: str, *, compress: int = 0) -> Any:
         requested = yarl.URL(url)
-        # Only for the default address, because a session resumes at the URL from its READY event.
+        # Replace only the default address, because a session resumes at the URL from its READY event.
         if requested.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
             url = str(self._gateway_url.with_query(requested.query))
         return await super().ws_connect(url, compress=compress)
@@ -102,7 +102,7 @@ class TolerantState(ConnectionState[Any]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for event in self.parsers.keys() - {"READY", "RESUMED"}:  # without these events there is no session
+        for event in self.parsers.keys() - {"READY", "RESUMED"}:  # without these two events there is no session
             self.parsers[event] = partial(self._read, self.parsers[event])
 
     def _read(self, parse: Callable[[Any], None], data: Any) -> None:

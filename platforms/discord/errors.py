@@ -67,7 +67,7 @@ def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> Pla
     match error.status:
         case 429:
             seconds = getattr(error.response, "headers", {}).get("Retry-After", "")
-            # Discord's proxy can block us without giving a duration.
+            # Discord's proxy can block the gateway without saying for how long.
             return errors.RateLimited(max(1.0, float(seconds)) if re.fullmatch(r"\d+\.?\d*", seconds) else 60.0)
         case 401:  # the gateway connection reports this to the operator; waiting messages are kept
             return PlatformUnavailable(f"{text}: the token was rejected")

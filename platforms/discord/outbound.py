@@ -132,7 +132,7 @@ class DiscordSender:
         return str(filled.id)
 
     async def _follow_up(self, ticket: Ticket, text: str, view: discord.ui.View | None) -> str:
-        options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads take no None
+        options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads do not accept None
         try:
             async with self.client.calling(self.request_seconds):
                 message = await ticket.interaction.followup.send(text, wait=True, **options)
@@ -154,7 +154,7 @@ class DiscordSender:
     ) -> str:
         """Send a separate message, and return its id."""
         seconds = self.request_seconds
-        options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads take no None
+        options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads do not accept None
         if reply_to is not None:
             options["reference"] = discord.MessageReference(
                 message_id=int(reply_to), channel_id=int(channel_ref), fail_if_not_exists=False

@@ -102,7 +102,7 @@ def _prose_lines(lines: Iterable[str], limit: int) -> Iterator[str]:
         for piece in _HIDDEN.sub(shown, unfolded(line)).split("\n"):
             prose = "\\" + piece if TEXT_LINE.match(piece) else piece
             prose = re.sub(r"#{4,6}(?=[ \t])", "###", prose, count=1) if prose.startswith("####") else prose
-            # Discord begins code at any three backticks. Escape them in a line that leaves it open or must be cut.
+            # Discord begins code at any three backticks. Escape them if the line does not end the code or must be cut.
             if prose.count("```") % 2 or utf16_units(prose) > limit:
                 prose = re.sub("`{3,}", lambda run: r"\`" * len(run[0]), prose)
             yield prose.replace(_MARK_ESCAPE, "\\")

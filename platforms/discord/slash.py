@@ -43,7 +43,7 @@ async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -
     for button in buttons[:25]:
         custom_id = await commands.data_for(button.command)
         view.add_item(discord.ui.Button(label=_short(button.label, 80), custom_id=custom_id))
-    view.stop()  # the SDK can forget it, because `SlashCommands.on_interaction` reads presses
+    view.stop()  # the SDK can forget the view: `SlashCommands.on_interaction` handles the buttons
     return view
 
 

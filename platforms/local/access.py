@@ -36,7 +36,7 @@ CONTENT_POLICY = (
 HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
-    # With `no-referrer`, our own forms would send `Origin: null`. `same-origin` also sends other hosts no referrer.
+    # With `no-referrer`, our own forms would send `Origin: null`. `same-origin` sends other hosts no referrer either.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",

@@ -109,7 +109,7 @@ class ChatRoutes:
         try:
             submitted = await read_form(request, self.parts.uploads, max_characters=self.parts.settings.max_characters)
         except ConnectionError as error:
-            raise web.HTTPBadRequest from error  # the page was closed while it was sending
+            raise web.HTTPBadRequest from error  # the page was closed while it sent the form
         except OSError as error:
             log.warning("local.upload_failed", error=type(error).__name__)
             raise FormError(507, "The file could not be stored. The disk may be full.") from error

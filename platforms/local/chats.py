@@ -41,7 +41,7 @@ class LiveChat:
         self._pages = pages
         self._recent: OrderedDict[str, Entry] = OrderedDict()
         self._preview: Entry | None = None
-        self._shown: dict[str, Entry] = {}  # what open pages show of the newest rows
+        self._shown: dict[str, Entry] = {}  # the newest entries, as open pages show them
         self.version = 0
         """Number that changes with the entries, so that entries which were loaded before a change are not shown."""
 

@@ -67,7 +67,7 @@ def _allowed(element: Element) -> Markup:
         for key, value in element.items()
         if (key == "alttext" and name == "math") or (_ATTRIBUTES.fullmatch(key) and _VALUE.fullmatch(value))
     )
-    # The library's texts contain character references, which it resolves after it wrote the XML.
+    # The library's texts contain character references, which the library resolves only after it has written the XML.
     texts = [escape(html.unescape(element.text or ""))]
     for child in element:
         texts += _allowed(child), escape(html.unescape(child.tail or ""))

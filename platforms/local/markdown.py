@@ -52,7 +52,7 @@ _CLASSES = {kind: name for name, kinds in _KINDS.items() for kind in kinds.split
 """CSS classes by Pygments token type. A more specific type has the class of the type that contains it."""
 
 
-@lru_cache(maxsize=128)  # caches HTML that a thread rendered until the page's template needs it
+@lru_cache(maxsize=128)  # keeps the HTML that a thread rendered until the page's template needs it
 def to_html(text: str) -> Markup:
     """Render `text` as HTML. Tags in the source are escaped."""
     return Markup(_MARKDOWN.render(text))  # the renderer escapes everything; `html` is off

@@ -165,9 +165,8 @@ class BotApiRequest(BaseRequest):
 
 
 def _encoded(request_data: RequestData) -> aiohttp.FormData:
-    form = aiohttp.FormData(
-        request_data.json_parameters, quote_fields=False
-    )  # quoting would show people names with %20
+    # Quoting would show people file names with %20.
+    form = aiohttp.FormData(request_data.json_parameters, quote_fields=False)
     for name, (filename, content, mime) in request_data.multipart_data.items():
         form.add_field(name, content, filename=filename, content_type=mime)
     return form

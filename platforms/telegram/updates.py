@@ -291,7 +291,7 @@ class Poller:
                 with suppress(TelegramError, TimeoutError):  # the next poll reports the error
                     async with asyncio.timeout(self.settings.poll_grace_seconds):
                         heard = await self._fetch(0)
-                        for waiting in () if putting.done() else heard:  # after that, they might be stored already
+                        for waiting in () if putting.done() else heard:  # after the write, they may be stored already
                             await self.updates.overhear(waiting)
         finally:
             await cancel_all([putting])

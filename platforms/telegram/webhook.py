@@ -28,7 +28,7 @@ async def webhook_server(
     webhook: WebhookSettings, secret: str, updates: UpdateHandler, health: HealthState
 ) -> AsyncIterator[None]:
     """Serve the webhook's address. Raises `PlatformUnavailable` on entering if the port cannot be opened."""
-    app = web.Application(client_max_size=1_000_000)  # text and entities are much smaller
+    app = web.Application(client_max_size=1_000_000)  # an update is much smaller
     handler = WebhookHandler(secret.encode(), updates, health)
     app.router.add_post(urlsplit(webhook.url or "").path or "/", handler.receive)
     async with AsyncExitStack() as stack:
@@ -87,7 +87,7 @@ async def keep_webhook(
     while True:
         try:
             async with asyncio.timeout(settings.request_seconds):
-                # Set it at every start, even if the URL is unchanged, because the secret cannot be compared.
+                # Set it at every start, even if the URL is unchanged, because Telegram does not return the secret.
                 if not is_set or (await sdk.get_webhook_info()).url != url:
                     await sdk.set_webhook(
                         url=url,

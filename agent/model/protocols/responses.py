@@ -141,7 +141,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
             case "response.output_text.delta" | "response.refusal.delta":
                 self._add_message_text(event.get("output_index"), event["delta"])
             case _ if kind.endswith(".delta"):
-                self.counted(event["delta"])  # the complete item repeats the call or reasoning
+                self.counted(event["delta"])  # only counted, because the complete item repeats the call or reasoning
             case "response.output_item.done":
                 self._add_item(event.get("output_index", len(self._done)), event["item"])
             case "response.completed" | "response.incomplete" | "response.failed":

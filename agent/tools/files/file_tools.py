@@ -226,7 +226,7 @@ def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
 
 
 def _edit(workspace: WorkspaceHandle, parts: PathParts, asked: _Edit) -> str:
-    data = workspace.read(parts, 5_000_000)  # every pass over the complete text blocks all chats
+    data = workspace.read(parts, 5_000_000)  # limited, because every pass over the text blocks all chats
     path, old, new = shown("/".join(parts)), asked.old, asked.new
     encoding = encoding_of(data)
     if encoding is None:

@@ -75,7 +75,7 @@ async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
                     await _end(process)
                 finally:
                     await cancel_all(tasks)
-    except ExceptionGroup:  # the body failed because the server ended, which is the better explanation
+    except ExceptionGroup:  # if the server has ended, the error raised below explains more
         if not has_ended:
             raise
     finally:

@@ -157,7 +157,7 @@ def parse_local(text: str, zone: str) -> str:
         at = at if at.tzinfo is None else at.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
     except (ValueError, OverflowError):
         at = None
-    if at is None or ":" not in text or at.year == MAXYEAR:  # converting these to another time zone could overflow
+    if at is None or ":" not in text or at.year == MAXYEAR:  # a later conversion of the last year could overflow
         raise ToolError(f"{text[:64]!r} is not a date with a time, such as 2026-11-24 08:00")
     return at.isoformat(timespec="minutes")
 

@@ -72,7 +72,8 @@ def declared(data: bytes) -> str | None:
     start = re.sub(rb"<!--.*?(?:-->|\Z)", b"", data[:4_096], flags=re.DOTALL)
     found = _XML.match(start) or _META.search(start)
     name = known(found[1].decode()) if found is not None else None
-    return "utf-8" if name is not None and name.startswith("utf-16") else name  # UTF-16 would not look like ASCII
+    # A page whose declaration can be read as ASCII is not UTF-16, whatever it declares.
+    return "utf-8" if name is not None and name.startswith("utf-16") else name
 
 
 def known(charset: str) -> str | None:

@@ -53,7 +53,8 @@ class _Reader:
 
     def prepare(self, db: sqlite3.Connection, busy_seconds: float) -> None:
         connections.prepare_reader(db, busy_seconds)
-        db.set_progress_handler(self._is_over, 20_000)  # virtual machine steps, well under a millisecond
+        # 20,000 steps of SQLite's virtual machine take well under a millisecond.
+        db.set_progress_handler(self._is_over, 20_000)
 
     def run(self, db: sqlite3.Connection, seconds: float, call: Callable[[sqlite3.Connection], T]) -> T:
         self._deadline = time.monotonic() + seconds
