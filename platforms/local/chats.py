@@ -191,7 +191,7 @@ async def show_progress(store: Store, chat: LiveChat) -> None:
 async def render_ahead(chat: LiveChat, *entries: Entry) -> None:
     """Render longer texts to HTML in a thread, because each update of a preview can take a second."""
     texts = [entry.text for entry in entries if not entry.is_plain]
-    # Even the slowest text of 500 characters takes only ten milliseconds.
+    # Even the slowest text of 500 characters takes only ten milliseconds to render.
     if chat.stream.watchers and sum(map(len, texts)) > 500:
         await asyncio.to_thread(lambda: [to_html(text) for text in texts])
 

@@ -31,7 +31,7 @@ from hermes_state.engines.postgres.nodes import NAME
 _Key: TypeAlias = "tuple[bytes, tuple[int, ...] | None]"  # a statement and its parameters' types
 _Awaited: TypeAlias = "Result | _Key | None"  # a statement's result, its preparation's result, or neither
 
-_PREPARED = 512  # maximum of prepared statements per connection; the store has fewer
+_PREPARED = 512  # maximum number of prepared statements per connection; the store uses fewer
 
 GONE_SECONDS = 30
 """Seconds of silence after which a machine counts as lost.

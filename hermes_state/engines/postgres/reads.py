@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 10.0  # extra seconds for the server to answer after its own time limits
 
-MOST_TOGETHER = 16  # maximum of short reads per transaction; all wait until the last has ended
+MOST_TOGETHER = 16  # maximum number of short reads per transaction; all wait for the last to end
 
 
 def milliseconds(seconds: float) -> int:

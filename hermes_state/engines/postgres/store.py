@@ -110,7 +110,7 @@ class _Session:
 
     def _prepare(self, db: PostgresConnection) -> None:
         if self._joins:
-            # Writes find rows by indexes, so one plan fits all values. Otherwise the server would scan tables that have
+            # Writes find rows by index, so one plan fits all values. Otherwise the server would scan tables that have
             # grown since their statistics were collected.
             db.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
             refusal = "the database is being copied, or an older version of the gateway uses it"
