@@ -32,7 +32,7 @@ _REFUSAL = re.compile(
     r"|as an ai|lo siento|d\u00e9sol\u00e9|desculpe|tut mir leid)\b|抱歉|对不起|申し訳|죄송",
     re.IGNORECASE,
 )
-"""Matches refusals by the model. It is narrow, because “Cannot log in” is a good title."""
+"""Pattern for refusals by the model. It is narrow, because “Cannot log in” is a good title."""
 _MARKUP = re.compile(
     r"[*`<>\[\]{}|\\\x00-\x1f\x7f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
     r"|^(?:#{1,6}|[-\u2022\u2013]|\d\.)\s|__"

@@ -39,9 +39,9 @@ from hermes_state.values import Clock, ConversationRef, Message, MessageId, Mode
 log = structlog.get_logger()
 
 MAX_OVERFLOWS = 3
-"""Maximum number of compressions in a turn because the prompt is too long for the model. Then the turn fails."""
+"""Number of times that a turn compresses a prompt that is too long for the model. Then the turn fails."""
 MAX_TOOL_ROUNDS = 50
-"""Maximum number of rounds of tool calls. After the last round, the model must answer: it may be going in circles."""
+"""Maximum number of rounds of tool calls. Then the model must answer, because it may be going in circles."""
 
 CUT_OFF = (
     "*(This answer reached the output limit and stops here. Write “go on” to continue it. For longer answers, raise "

@@ -164,7 +164,7 @@ class AdapterState(StrEnum):
     BACKING_OFF = "backing_off"
     FAILED = "failed"
     STANDBY = "standby"
-    """State of an adapter while another node runs it."""
+    """State of an adapter whose account is served by another node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

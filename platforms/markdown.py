@@ -20,7 +20,7 @@ from markdown_it.rules_inline import StateInline, autolink, emphasis, escape, st
 from markdown_it.token import Token
 
 MAX_OPEN_BRACKETS = 6
-"""Maximum number of nested brackets in a link's text. More would be slow: the parser looks for the end of each."""
+"""Maximum number of nested brackets in a link's text. The parser looks for the end of each, so more would be slow."""
 _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 

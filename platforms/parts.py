@@ -97,7 +97,7 @@ def _cut(line: str, limit: int, *, is_prose: bool) -> Iterator[str]:
 
 
 def _kind_cut(head: str) -> int:
-    """Return the index to cut at: after a sentence, or else at a space, but never in inline code or the first half."""
+    """Return the index of the best cut: after a sentence or at a space, but never in inline code or the first half."""
     min_cut = len(head) // 2
     if head.count("`") % 2 and (tick := head.rfind("`")) > min_cut:
         head = head[:tick]

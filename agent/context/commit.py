@@ -55,7 +55,7 @@ log = structlog.get_logger()
 
 READ_AGAIN = "Instructions that have left your view, read again before you go on: "
 MAX_NAMED = 8
-"""Maximum number of instruction files that the model is told to read again: the most recently read ones."""
+"""Maximum number of instruction files that the model is told to read again. The ones it read last are named."""
 _READING = re.compile(r"read|view|open|cat|get_|terminal|shell|bash|command|more_tools|skill")
 _NAME = re.compile(
     r"(?<![\w.-])(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CRUSH|WARP|HERMES|SOUL|SKILL|CONVENTIONS|CONTRIBUTING|RULES|GUIDELINES"
@@ -235,7 +235,7 @@ class UndoPreview:
 
     @property
     def fits(self) -> bool:
-        """True if the restored view fits. If it did not fit, the next message would cause another compression."""
+        """True if the restored view fits into the window. If not, the next message would trigger a new compression."""
         return self.limits.fits(self.tokens)
 
 

@@ -303,7 +303,7 @@ class Compressor:
 
 
 def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
-    """Return True if a compression saves enough for a model call.
+    """Return True if a compression would free enough tokens to justify a model call.
 
     For automatic compression, the new messages since the last handoff must fill at least 10 % of the threshold.
     Otherwise, the next compression would follow too soon. For `/compress`, a gain of `_MIN_CONTENT` tokens is enough.
@@ -318,10 +318,11 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 
 
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
-    """Return True if a small window still has room and a compression would free less than 60 % of the threshold.
+    """Return True if a compression in a small window can wait: it would free little, and the window still has room.
 
-    Without this check, every second turn could compress in a small window. The window has room if the prompt stays
-    below the hygiene limit even after it grows by the larger of these numbers:
+    Little means less than 60 % of the threshold. Without this check, every second turn in a small window could trigger
+    a compression. The window has room if the prompt stays below the hygiene limit even after it grows by the larger of
+    these numbers:
 
     - the tokens added in the last 30 seconds (the time of a typical summary), without the newest step
     - the size of the largest of the last three steps of the same kind (after a message, or after tool results)

@@ -45,7 +45,7 @@ _FILE = re.compile(
     rf"|[^\x00-\x7f]{{1,30}}\.(?:{_EXTENSIONS})(?![A-Za-z0-9_])"
 )
 _Findings: TypeAlias = dict[str, dict[str, str]]
-"""Lines of the record by heading and finding, newest first. Each finding keeps the newest message that contains it."""
+"""For each heading, its findings and their lines, newest first. A line names the newest message with the finding."""
 _OPENING: Final = (
     "No summary could be made of the {count} that this record replaces. It only lists extracted lines, newest first. "
     "Continue from the recent messages and the current state of things. Look up anything else that you need with the "

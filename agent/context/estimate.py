@@ -18,7 +18,7 @@ from hermes_state.transcripts import View
 from hermes_state.values import EstimatedTokens, Message, ReportedTokens
 
 MIN_LEARNED_TOKENS = 100
-"""Smallest prompt to learn from, in tokens. In smaller prompts, the frame is larger than the text."""
+"""Smallest prompt to learn from, in tokens. Smaller prompts consist mostly of fixed markup around the text."""
 MIN_STEP = 0.2
 """Minimum weight of a new token count. It keeps old counts from dominating after a provider changes its tokenizer."""
 MAX_STRIDE = 1.5

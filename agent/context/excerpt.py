@@ -150,7 +150,7 @@ def said(row: Message) -> Iterator[str]:
 def _entries(
     rows: Sequence[Message], redact: Redact, zone: tzinfo, max_characters: int, *, has_names: bool
 ) -> Iterator[str]:
-    """Yield an entry of about `max_characters` for each row. To save time, search many entries at once for secrets."""
+    """Yield an entry of about `max_characters` for each row. Entries are searched for secrets in large batches."""
     batch: list[str] = []
     limits: list[int] = []
     size = 0
@@ -202,7 +202,7 @@ def speaker_name(text: str | None) -> str:
 
 
 def _row_tokens(row: Message) -> int:
-    """Return the estimated tokens of a row. A pruned row counts one per three bytes, because its size is not cached."""
+    """Return the estimated tokens of a row. A pruned row counts one token per three bytes: its size is not cached."""
     if row.role is not MessageRole.TOOL and not row.body.calls:
         return ROW_TOKENS.text_tokens(row, _WHOLE)
     texts = [row.text or "", *(call.arguments for call in row.body.calls)]
@@ -217,7 +217,7 @@ def _length(row: Message) -> int:
 
 
 def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) -> int:
-    """Return the largest length per message, from 240 to 6,000 characters, at which all rows fit, or else 240."""
+    """Return the largest length per message (240 to 6,000 characters) at which all rows fit; 240 if they never fit."""
     sizes = range(240, 6_001)
     count = bisect_right(sizes, limit, key=lambda size: sum(map(_cost, costs, lengths, repeat(size))))
     return sizes[max(0, count - 1)]

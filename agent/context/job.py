@@ -186,7 +186,7 @@ class BlockedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageLimitEvent:
-    """Hygiene compressed because of the number of messages, not because of their size."""
+    """Hygiene compressed a conversation because it had too many messages, not because they were too long."""
 
     messages: int
     limit: int
@@ -205,7 +205,7 @@ class PressureEvent:
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Takes notes from rows that leave the view. Never raises or delays a commit. A restart repeats an unfinished call."""
+"""Takes notes from rows that leave the view. Never raises or delays a commit. A restart repeats unfinished calls."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Tells people that a turn has to wait for an automatic compression. Called when the wait becomes noticeable."""
 ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent

@@ -37,7 +37,7 @@ class MeasuredPrompt:
     size: Size
     estimated: EstimatedTokens
     limits: Limits
-    """Limits of the conversation. They differ from the model's limits while a smaller window is assumed for it."""
+    """Limits of the conversation: those of the model, or lower ones while a smaller window is assumed."""
     model_limits: Limits
     """Limits of the model. A prompt larger than its window is not sent."""
     model: ModelHandle

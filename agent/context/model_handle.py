@@ -216,7 +216,7 @@ class LearnedProfile:
             self._known = replace(self._known, calibration=known)
 
     async def largest_answered(self, lineage_id: LineageId | None = None) -> int | None:
-        """Return the size of the largest prompt that the model answered, in this conversation or (None) in any."""
+        """Return the size of the largest prompt that the model answered in this conversation (None: in any)."""
         return await self._store.read(largest_answered_prompt, lineage_id, self._route, self.model)
 
     async def is_disproved(self, error: ContextOverflow, prompt: EstimatedTokens) -> bool:
@@ -258,7 +258,7 @@ class LearnedProfile:
         self._assume(lineage_id, Tokens(max(guess, floor)), refused)
 
     def assume_stated(self, lineage_id: LineageId, stated: int) -> None:
-        """Keep a conversation below the account's limit per request, which is not saved as the model's limit."""
+        """Keep a conversation below the account's token limit per request, without saving it as the model's limit."""
         self._assume(lineage_id, Tokens(min(self.window, max(stated, MIN_INPUT_WINDOW))), None)
 
     def _assume(self, lineage_id: LineageId, window: Tokens, refused: int | None) -> None:

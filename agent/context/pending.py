@@ -36,7 +36,7 @@ class CompressionRegistry:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
         self.notes: dict[SessionId, asyncio.Task[None]] = {}
         self.settled_chats: set[ChatId] = set()
-        """Chats in which the notes that an earlier process left unfinished have been started again."""
+        """Chats in which this process has resumed the notes that an earlier process left unfinished."""
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._tasks

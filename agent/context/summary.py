@@ -179,7 +179,7 @@ def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], 
 
 
 def audited(text: str, job: SummaryJob) -> str:
-    """Return the summary without lines that contain invented names. Raises `SummaryError` if these are the majority."""
+    """Return the summary without lines that contain invented names. Raises `SummaryError` if most lines do."""
     kept = without_invented(text, job.whole, job.record, job.now, job.zone)
     if kept is None:
         raise SummaryError(

@@ -53,7 +53,7 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Origin, Sessi
 log = structlog.get_logger()
 
 MAX_HANDLES = 256
-"""Maximum number of engine objects in memory, one per conversation. The one idle the longest is dropped first."""
+"""Maximum number of engine objects in memory, one per conversation. The least recently used one is dropped first."""
 FAILED: Final = "engine"
 
 
@@ -231,7 +231,7 @@ class PluginEngine:
         return handle.acquire(session, job.model, job.limits.context_length)
 
     async def _sent(self, job: CompressionJob) -> SentMessages:
-        """Return a new message list for each call of the engine, because an engine may change the list."""
+        """Return a fresh message list. Each call of the engine gets its own list, because an engine may change it."""
         # Leave out the bytes of images, because comparing and copying them would be useless.
         style = replace(job.request.style, image_urls={}, image_notes={})
         return await asyncio.to_thread(sent_messages, job.request.system, job.view.transcript, style)

@@ -51,7 +51,7 @@ class EngineHandle:
     quick_seconds: float
     """Maximum seconds for an engine method that does not call a model."""
     engine: ContextEngine | None = None
-    """None before the first call, after an abandoned call, and after the end of the conversation."""
+    """The engine; None before the first call, after an abandoned call, and after the end of the conversation."""
     session: Session | None = None
     window: int = 0
     """Context length that the engine received, in tokens. 0: not received yet."""

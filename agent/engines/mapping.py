@@ -96,7 +96,7 @@ def _matches(sent: SentMessages, messages: Sequence[ListMessage], keys: Sequence
 def _match_run(
     known: Sequence[MessageKey], keys: Sequence[MessageKey], matches: list[int | None], order: range, candidates: range
 ) -> None:
-    """Match messages one by one from the beginning or from the end, until two of them differ."""
+    """Match messages one by one from the beginning or from the end, and stop at the first pair that differs."""
     taken = {index for index in matches if index is not None}
     for position, index in zip(order, candidates, strict=False):
         is_free = matches[position] == index or (matches[position] is None and index not in taken)

@@ -98,7 +98,10 @@ def replaced(text: str, piece: str, new: str | None) -> str:
 
 
 def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
-    """Split notes into the text before a person's section, its body, and the rest. If `person` is None, all is body."""
+    """Split notes into the text before a person's section, its body, and the rest.
+
+    If `person` is None, the whole text is the body.
+    """
     if person is None:
         return "", text, ""
     found = re.search(rf"^## [^\n]*\({re.escape(person[0])}\)[ \t]*$\n?", text, re.MULTILINE)

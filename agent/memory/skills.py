@@ -72,7 +72,7 @@ class SkillCatalog:
 
 
 def _load_skill(folder: Path) -> SkillInfo:
-    """Load the skill that is named after this folder. Raises `ToolError` if it cannot be offered."""
+    """Load the skill that is named after this folder. Raises `ToolError` if the skill is not usable."""
     text = read_text(folder / SKILL_FILE)
     if text is None:
         raise ToolError("the file does not exist")

@@ -223,8 +223,8 @@ class PriceCatalog:
         """Return the price of a model; None if the price is unknown.
 
         Ignores a provider before the name and a date after it. The price is an estimate if the name is not listed, or
-        only in another form (without a cloud's prefix or a reseller's tag). There are no estimates for fine-tuned
-        models, local servers and open-weight models.
+        is listed only in another form (without a cloud's prefix or a reseller's tag). There are no estimates for
+        fine-tuned models, local servers and open-weight models.
         """
         name = model.strip().lower()
         if name.endswith(":free") and "/" in name:
@@ -242,7 +242,11 @@ class PriceCatalog:
         return next((self._named[parts] for parts in map(_parts, spellings(name)) if parts in self._named), None)
 
     def _newest(self, name: str) -> Price | None:
-        """Return the price of this version, or else of the newest; None if this version is older than all listed."""
+        """Return the price of the version in `name`, or the price of the family's newest version if it is not listed.
+
+        Return None if the family is not listed, if the name has neither a version nor `-latest`, or if the version is
+        older than all listed versions.
+        """
         family, numbers = _parts(_core(name))
         versions = self._families.get(family)
         if versions is None or not (numbers or name.endswith("-latest")):

@@ -40,7 +40,7 @@ def attribute(value: str) -> str:
 
 @lru_cache(maxsize=1_024)  # called for every row on every model call
 def shown_name(name: str) -> str:
-    """Return a person's name for use in square brackets, changed so that it cannot close them or start a new line."""
+    """Return a person's name for use in square brackets, changed so that it cannot close them or add a line."""
     return one_line(name, {"[": "(", "]": ")", "Ps": "(", "Pe": ")"})[:64] or "?"
 
 

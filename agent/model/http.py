@@ -259,9 +259,9 @@ MIN_NEW_ROWS: Final = 16
 """Minimum number of rows by which a prefix grows."""
 
 Render: TypeAlias = Callable[[Transcript, set[str]], Sequence[Any] | None]
-"""Function that renders rows as JSON elements and adds their call ids to a set, or returns None.
+"""Function that renders rows as JSON elements and adds their call ids to a set.
 
-None: the elements would depend on other rows.
+Returns None if the elements would depend on other rows.
 """
 
 

@@ -265,7 +265,7 @@ class ReplyBuilder(ABC):
     """True if the reply arrives in pieces and can therefore break off."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
-        """`on_text` receives the complete text so far, each time it grows. `made_by`: see `Reasoning`."""
+        """Create a builder. `on_text` receives the whole text each time it grows. `made_by`: see `Reasoning`."""
         self.request = request
         self._on_text = on_text
         self._made_by = made_by

@@ -42,7 +42,7 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
 _LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>")
 _UNOPENED: Final = re.compile(rf"</({'|'.join(_NAMES)})>", re.IGNORECASE)
 _WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?=\S)(.*)", re.DOTALL)
-"""Output of gpt-oss after a server removed the markers around the channel names."""
+"""Pattern for gpt-oss output from a server that removed the markers around the channel names."""
 
 
 class ThinkTagParser:

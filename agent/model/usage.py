@@ -108,7 +108,7 @@ class RowTokenCache:
     """
 
     def __init__(self, kept: int = 32_768) -> None:
-        """Create a cache for the 2 * `kept` rows used last. The default is enough for several long conversations."""
+        """Create a cache for the `2 * kept` most recently used rows. The default holds several long conversations."""
         self._kept = kept
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
@@ -227,7 +227,7 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
 
 
 _APART = ("cache_creation_input_tokens", "cache_write_input_tokens", "cache_read_input_tokens")
-"""Anthropic's names for cache counts. A proxy with these fields may not include their tokens in its prompt count."""
+"""Anthropic's names for cache counts. A proxy that uses them may leave these tokens out of its prompt count."""
 
 
 def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
@@ -292,7 +292,7 @@ def _count(holder: object, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of all or part of a prompt: estimated tokens of its text, not adjusted to the model, and image count."""
+    """Size of all or part of a prompt: number of images, and estimated text tokens, not adjusted to the model."""
 
     text: int
     images: int

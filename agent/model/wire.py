@@ -43,7 +43,7 @@ BEGINS_LATER = f"{NOTICE} Earlier messages are not shown."
 
 
 STRICT = 1
-"""Shape for strict servers: call ids are nine letters and digits, no text is empty, and an answer follows results."""
+"""Shape for strict servers: call ids of nine letters and digits, no empty texts, and an answer after tool results."""
 TEXT = 2
 """Shape with only alternating user and assistant texts. The system prompt and tool calls also become such texts."""
 GO_ON = f"{NOTICE} There is no new message. Continue from here."
@@ -142,7 +142,7 @@ def traced_messages(
 
 
 def is_shown(row: Message) -> bool:
-    """Return True if the row appears in the messages. Blank answers and notices do not, as providers refuse them."""
+    """Return True if the row appears in the messages. Blank answers and notices are left out: providers refuse them."""
     if row.role is MessageRole.ASSISTANT:
         return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
     return row.role is MessageRole.USER and (_is_personal(row) or _has_words(row))
@@ -289,7 +289,7 @@ def _from_gateway(origin: Origin, text: str) -> str:
 
 
 def _is_personal(row: Message) -> bool:
-    """Return True for a row with a person's words, such as an edit notice. It must not look like the gateway's text."""
+    """Return True for a row with a person's words, such as an edit notice. Text that mimics the gateway is escaped."""
     return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
 
 

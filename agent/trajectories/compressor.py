@@ -22,7 +22,7 @@ from hermes_state.text import well_formed
 SUMMARY_MARK: Final = "[SUMMARY OF EARLIER TURNS]"
 NOTICE: Final = f"Some earlier turns are not shown: a turn that begins with {SUMMARY_MARK} replaces them."
 HEAD_SHARE: Final = 4
-"""Turns between the first turns of the roles are kept too, up to the target size divided by this number."""
+"""Divisor of the target size. Turns between the roles' first turns are kept if they fit into this part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class ChannelsEvent:
 
 @dataclass(frozen=True, slots=True)
 class MessageEvent:
-    """A live message, a message from the history, an edit or a deletion. It waits for earlier events of its channel."""
+    """A live message, a message from the history, an edit or a deletion. Stored after earlier events of its channel."""
 
     channel_ref: str
     message_id: int
@@ -56,7 +56,7 @@ class MessageEvent:
 
 StoredItem: TypeAlias = MessageEvent | InboundMessage
 Item: TypeAlias = ConnectedEvent | ChannelsEvent | StoredItem
-"""Item of the queue. An `InboundMessage` is a command or a pressed button. It is not in the history and never waits."""
+"""Item of the queue. An `InboundMessage` is a command or a pressed button, which is never in the history."""
 FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]
 """Function that fetches the messages of a channel after one id and before another. See `HistoryReader.fetch`."""
 
@@ -66,7 +66,7 @@ class _CatchUpState:
     seen: int
     until: int | None
     is_open: bool = True
-    """True if missed messages that are older than the waiting live events must still be fetched."""
+    """True while missed messages, which are older than the live events in `waiting`, must still be fetched."""
     waiting: list[MessageEvent] = field(default_factory=list)
 
 
@@ -113,7 +113,7 @@ class EventQueue:
     """Queue of events on their way to the intake. `put` never waits; `run` is the worker."""
 
     def __init__(self, intake: Intake, settings: DiscordSettings, *, clock: Clock, began: int = 0) -> None:
-        """`began` is the time in ms when the gateway first connected to the account; 0 for the first connection."""
+        """Create a queue. `began`: time in ms of the first connection to the account; 0 if this is the first."""
         self._began = began
         self._intake = intake
         self._backoff = settings.backoff
@@ -130,7 +130,7 @@ class EventQueue:
         self._unstored: dict[str, InboundMessage] = {}
         """Events that are still waiting to be stored, by `event_ref`. They might include a `/stop`."""
         self._is_held_up = False
-        """True while an event waits because the database is slow or cannot be used."""
+        """True while events cannot be stored because the database is slow or unavailable."""
         self._may_listen = asyncio.Event()
         self.overflowed = asyncio.Event()
         """Set when an event was dropped. Later events are dropped too, so that no cursor skips the missing event."""
@@ -175,7 +175,7 @@ class EventQueue:
         self._may_listen.set()
 
     async def _take(self, items: Sequence[Item], fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
-        """Store events that arrived together, except those that must wait for the history of their channel."""
+        """Store events that arrived together, except those whose channel's history must be stored first."""
         batch: list[StoredItem] = []
         for item in items:
             match item:

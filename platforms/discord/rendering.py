@@ -26,7 +26,7 @@ _HIDDEN = re.compile(
 )
 """Matches inline code and spoilers, which stay unchanged, and pipes, line breaks and backslashes outside them."""
 _MARK_ESCAPE = "\x00"
-"""Stands for an added backslash while the text's own backslashes are being escaped."""
+"""Placeholder for an added backslash while the text's own backslashes are being escaped."""
 _PARSER = parser().disable(["lheading", "reference", "details", "fragments_join", "text_join"])
 
 

@@ -33,7 +33,7 @@ _NOT_EDITABLE = (
 SETTLE_SECONDS = (0.4, 3.0)
 """Seconds without an event after which a stream compares the page with the store for the first and the second time.
 
-The second comparison finds what is stored some time after its event, such as the record of a delivery.
+The second comparison finds data that is stored some time after its event, such as the record of a delivery.
 """
 PING_SECONDS = 15.0
 """Seconds after which a silent stream sends a ping, which also detects closed pages."""
@@ -126,7 +126,7 @@ class ChatRoutes:
         return web.json_response(values, headers={"Cache-Control": "no-store"})
 
     async def _undo(self, chat: LiveChat, person: WebPerson, submitted: SubmittedMessage) -> None:
-        """Undo the message that the submitted message replaces, unless an earlier attempt did."""
+        """Undo the message that the submitted message replaces, unless an earlier attempt has already done so."""
         undo = self.parts.command(person, chat.key, "/undo", f"{submitted.client_id}-undo")
         if chat.find(undo.message_ref) is not None:
             return

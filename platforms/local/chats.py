@@ -109,13 +109,13 @@ class LiveChat:
         self._publish([], is_writing=True, slot="writing")
 
     def changed(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the loaded entries that open pages do not show yet, or show differently."""
+        """Return the loaded entries that open pages do not show yet, or show in an older version."""
         return [
             entry for entry in entries if entry.kind is not EntryKind.PREVIEW and self._shown.get(entry.ref) != entry
         ]
 
     def show_loaded(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Show the newest entries as loaded on all open pages. Return the entries for a page that opens now.
+        """Show the newest loaded entries on all open pages. Return the entries for a page that opens now.
 
         Open pages keep entries that are older than all of `entries`.
         """
@@ -218,7 +218,7 @@ def load_recent(db: Connection) -> Mapping[ChatKey, Sequence[Entry]]:
 
 
 class ChatStream:
-    """Numbered events of a chat. Use it only in the event loop. Only `changed` waits.
+    """Numbered events of a chat. Use a stream only on the event loop.
 
     A page that reconnects sends the id of its last event and gets the later events. A page that was away too long, or
     was connected to an earlier process, loads the whole chat again. Pages have no queues, so a slow page gets only the

@@ -77,7 +77,7 @@ class Entry:
 
     @property
     def look(self) -> str:
-        """CSS classes of the kind."""
+        """CSS classes for this kind of entry."""
         match self.kind:
             case EntryKind.PERSON if _COMMAND.match(self.text):
                 return "person command"
@@ -90,17 +90,17 @@ class Entry:
 
     @property
     def order(self) -> int:
-        """Sort key on the page. It differs for all entries of a timeline, and JavaScript can store it exactly."""
+        """Sort key on the page. It is unique in a timeline, and small enough for JavaScript to store it exactly."""
         return self.moment * 1_000 + min(self.rank, 999)
 
 
 def ref_of_file(file: SentFile) -> str:
-    """Return the reference of an entry that shows a file."""
+    """Return the `ref` of the entry that shows the given file."""
     return f"f-{file.attachment_id}"
 
 
 def taken_up(at: Millis) -> Millis:
-    """Return the sort time of a message whose turn started at `at`: just after the entries that were shown by then."""
+    """Return the sort time of a message whose turn started at `at`. It comes right after the entries shown by then."""
     return Millis(at + 1)
 
 
@@ -108,7 +108,8 @@ def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[
     """Merge stored and recent entries into one timeline.
 
     Leaves out recent entries that are already stored, in this batch of rows or an earlier one (`known_refs`). Entries
-    older than `since` belong to an earlier batch and are left out too. Keeps notices added at the end of an answer.
+    older than `since` belong to an earlier batch and are left out too. If a recent answer has a notice at its end, the
+    stored answer is shown with this notice.
     """
     fresh = [entry for entry in recent if entry.ref not in known_refs and entry.at >= since]
     shown = {entry.ref: entry.text for entry in recent if entry.kind is EntryKind.ANSWER}

@@ -248,7 +248,7 @@ class _AddressedText:
 
 
 def _thread_ref(message: telegram.MaybeInaccessibleMessage) -> str:
-    """Return a message's topic, or an empty text. In groups without topics, the thread id of a reply is ignored."""
+    """Return a message's topic id, or an empty string. Without topics, the thread id of a reply is ignored."""
     thread = message.message_thread_id if isinstance(message, Message) and message.is_topic_message else None
     return "" if thread in (None, 1) else str(thread)  # 1 is the general topic, which needs no thread id
 

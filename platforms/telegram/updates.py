@@ -103,7 +103,7 @@ class UpdateHandler:
         return UpdateEvent(raw.get("update_id"), content)
 
     async def store(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first updates, at least one, in one commit. Return their number.
+        """Store one or more updates from the start of the list, in one commit. Return the number of stored updates.
 
         Raises `NotStoredError` if nothing could be stored; the updates must then be fetched again.
         """

@@ -38,7 +38,7 @@ def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
 
 
 def without_invented(text: str, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> str | None:
-    """Return the summary with all lines removed that contain an invented identifier.
+    """Return the summary without the lines that contain an invented identifier.
 
     An identifier is invented if it occurs neither in the rows nor in the earlier record. Return None if fewer than half
     of the lines remain.
@@ -102,7 +102,7 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _is_in(token: str, texts: Iterable[str]) -> bool:
-    """Return True if a text contains the token, but not as part of a longer number."""
+    """Return True if one of the texts contains the token, other than as part of a longer number."""
     for text in texts:
         at = text.find(token)
         while at >= 0:

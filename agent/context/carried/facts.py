@@ -2,7 +2,7 @@
 
 Lines from people are chosen first, then answers, then arguments of tool calls, then tool results and documents. Within
 each kind, important ("weighty") lines come first, and newer lines before older ones. If several lines differ only in a
-value, the newest is chosen. If room remains, it is filled with the older ones, and with lines whose identifiers are
+value, the newest is chosen. Any room left is filled with the older of these lines, and with lines whose identifiers are
 already listed. In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as
 noise.
 """
@@ -26,7 +26,7 @@ from hermes_state.values import Message, MessageRole, Origin, recall_id
 LINE_CHARACTERS = 170
 MIN_LINE_TOKENS = 8
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
-"""Speakers with their ranks. Lines with a lower rank are chosen first."""
+"""Rank of each kind of speaker. Lines with a lower rank are chosen first."""
 _FIRST_MACHINE = 2
 """Lowest rank in `SPEAKERS` of text that a program wrote."""
 _REACH = 60
@@ -129,7 +129,7 @@ class _Text:
         return self._shapes
 
     def sift(self, often: Counter[str]) -> None:
-        """Ignore lines without a number, and lines that occur more than twice if each number is replaced by `#`."""
+        """Ignore lines without a number, and lines of which more than two are the same except for their numbers."""
         if self.shapes:
             lines = zip(self.raw[:QUOTED_CHARACTERS].splitlines(), self.shapes, strict=False)
             rare = [line for line, shape in lines if "#" in shape and often[shape] <= 2]
@@ -288,7 +288,7 @@ def _holds(text: str, words: Collection[str]) -> bool:
 
 
 def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Iterator[str]:
-    """Yield a sentence if it has an identifier or one of `words`. If it is long, yield only parts with identifiers."""
+    """Yield a sentence with an identifier or one of `words`. Of a long sentence, yield the parts with identifiers."""
     if len(sentence) <= LINE_CHARACTERS:
         if _holds(sentence, words) or any(True for _ in _identifier_spans(sentence, patterns)):
             yield one_line(sentence, LINE_CHARACTERS)

@@ -114,7 +114,7 @@ def _words(name: str, scripts: int) -> _Words:
 
 
 def _scripts(text: str) -> int:
-    """Return the scripts of a text as bits: 0 for ASCII, otherwise 1 plus a bit for each of `_SCRIPTS` in it."""
+    """Return a bit mask of the scripts in a text: 0 for ASCII, otherwise 1 plus a bit for each script in `_SCRIPTS`."""
     if text.isascii():
         return 0
     if re.search("[\u0370-\u06ff\u3040-\ud7a3]", text) is None:

@@ -97,7 +97,7 @@ def rules_in_force(
 
 
 def within_room(rules: Sequence[Rule], limit: int) -> tuple[Rule, ...]:
-    """Return the newest rules that fit into `limit` tokens. In a shared chat, each person gets at most half."""
+    """Return the newest rules that fit into `limit` tokens. In a shared chat, one person's rules fill at most half."""
     kept: list[Rule] = []
     used = Counter[str]()
     for rule in reversed(rules):
@@ -178,7 +178,7 @@ def person_of(row: Message) -> str:
 
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
-    """Return the rule that a sentence withdraws, or None if unclear, and whether it shares a word with any rule."""
+    """Return the rule that a sentence withdraws (None if unclear), and True if it has a word in common with a rule."""
     words = _words(sentence)
     others = (_words(rule.text) for rule in rules)
     shares = (len(words & other) * 100 // max(1, min(len(words), len(other))) for other in others)

@@ -92,7 +92,7 @@ def _names_messages(answer: ErrorAnswer) -> bool:
 def _blames_request(answer: ErrorAnswer) -> bool:
     """Return True if the request itself is invalid, so that a retry would be pointless.
 
-    The status says so, or the text of a response with a server error or without a status.
+    This is decided by the status. Only if the status is missing or a server error, the text of the response decides.
     """
     if answer.status in _REQUEST_FAULTS:
         return True
@@ -232,9 +232,10 @@ def _overflow(
 
 
 def _names_prompt(answer: ErrorAnswer, request: ModelRequest | None) -> bool:
-    """Return True if a refusal probably means the prompt.
+    """Return True if a refusal is probably about the length of the prompt.
 
-    It limits the characters of a message, or mentions a length and a number close to the prompt's estimated size.
+    Such a refusal names a limit in characters for messages, or a length and a number close to the prompt's estimated
+    size.
     """
     if answer.says("characters") and _names_messages(answer) and not answer.says("other_length"):
         return True

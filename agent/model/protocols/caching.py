@@ -50,7 +50,7 @@ def _can_carry_breakpoint(pair: Sequence[_Message]) -> bool:
 
 
 def marks_prompts(model_name: str, route: str) -> bool:
-    """Return True if the name is a Claude model's and the route (see `ChatModel.route`) supports breakpoints."""
+    """Return True for a Claude model on a route (see `ChatModel.route`) that supports breakpoints."""
     protocol, _, host = route.lower().partition(":")
     is_openrouter = protocol == "chat_completions" and f".{host}".endswith(".openrouter.ai")
     return "claude" in model_name.lower() and (is_openrouter or protocol == "anthropic")

@@ -84,7 +84,7 @@ class WorkspaceStore:
     """Workspaces of all chats, each a folder `<chat id>/` in the state directory."""
 
     def __init__(self, folder: Path, settings: WorkspaceSettings) -> None:
-        """`folder` is created when it is first needed. Its parent must be a trusted folder."""
+        """Create a store. Its `folder` is made when it is first needed, and the folder's parent must be trusted."""
         self.folder = folder
         self._settings = settings
         self._locks: WeakValueDictionary[ChatId, threading.Lock] = WeakValueDictionary()

@@ -81,7 +81,7 @@ class Connection:
 
 
 def _is_end(error: MCPError) -> bool:
-    """Return True if the connection has ended. A server can send the same error code, so the message counts as well."""
+    """Return True if the connection has ended. Servers can send the same error code, so the message is checked too."""
     return error.code == types.CONNECTION_CLOSED and error.message == "Connection closed"
 
 

@@ -307,7 +307,7 @@ class SandboxMemory:
     """Measures a sandbox from the outside: its processes and their memory, and memory that no process has mapped."""
 
     def __init__(self, pid: int) -> None:
-        """`pid`: the process waiting at the gate, whose descriptors 3, 4 and 5 are the lists of System V objects."""
+        """Open the lists of System V objects: descriptors 3, 4 and 5 of the process `pid`, which waits at the gate."""
         self._root, self._lists = Path(f"/proc/{pid}/root"), list[TextIO]()
         with suppress(OSError), open(os.pidfd_open(pid)) as process:
             taken = [ctypes.CDLL(None).syscall(_PIDFD_GETFD, process.fileno(), number, 0) for number in (3, 4, 5)]

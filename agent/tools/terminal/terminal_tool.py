@@ -63,7 +63,7 @@ class BackgroundRegistry:
     """Background commands of all chats. They outlive turns and configuration changes, but end with the gateway."""
 
     def __init__(self, on_end: Callable[[BackgroundCommand], Awaitable[None]]) -> None:
-        """`on_end` is called when a command has ended and no call is waiting for it."""
+        """Create an empty registry. `on_end` is called when a command has ended and no call is waiting for it."""
         self._on_end = on_end
         self._commands: dict[str, BackgroundCommand] = {}
         self._starting: Counter[ChatId] = Counter()
