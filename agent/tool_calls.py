@@ -196,7 +196,7 @@ def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
 RESULT_SHARE = 20
 """Limit for one result, as a percentage of the input window. All results of a round together can use twice as much."""
 BLOCK = "persisted-output"
-"""Tag around the preview of a stored result."""
+"""Name of the tag around the preview of a stored result."""
 
 # Selects the results of a turn's newest round that are still shown in full.
 _WHOLE_RESULTS = """

@@ -48,7 +48,7 @@ def unfinished(part: OutboundPart) -> OutboundPart:
 
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
-"""Exceptions that data of an unexpected form can cause. An out-of-range time can cause any of three."""
+"""Exceptions that data of an unexpected form can cause. An out-of-range time alone can cause three different ones."""
 _TEXT_KEYS: Final = {
     *("text", "content", "title", "question", "description", "label", "summary", "caption", "expression"),
     *("body", "value", "html", "markdown"),

@@ -105,7 +105,7 @@ def keep_debt(db: Connection, session_id: SessionId, *, owes_notes: bool) -> Non
 
 @locks(chat="job.conversation.chat_id")
 def settle_notes(db: Connection, job: CompressionJob, system: str) -> None:
-    """Record that the notes of a job were taken. Replace the child session's system prompt if it was not sent yet."""
+    """Record that the notes of a job were taken. Replace the child session's system prompt if it is not sent yet."""
     keep_debt(db, job.view.session.id, owes_notes=False)
     sessions.renew_system_prompt(db, job.conversation.lineage_id, _child_prompt(job, system))
 
@@ -178,7 +178,7 @@ def _read_by(call: ToolCall) -> list[str]:
 
 
 def _folder(before: str) -> str:
-    """Return the folder at the end of `before`, from `"path":"` or from the last space, quote or operator."""
+    """Return the folder at the end of `before`. It starts after `"path":"` or the last space, quote or operator."""
     folder = before.rpartition('"path":"')[2]
     return folder if '"path":"' in before and '"' not in folder else re.split(r"[\s\"'<>|;&=()]", before)[-1]
 
@@ -206,7 +206,7 @@ def _row(attempt: CompressionResult) -> CompressionRow:
 def _keep_attempt(
     db: Connection, attempt: CompressionResult, result: NotNeeded | Aborted, before: ContextState, now: Millis
 ) -> list[ContextEvent]:
-    """Record an attempt that compressed nothing if it caused events or changed the state. Return the events."""
+    """Record an attempt that compressed nothing, unless it left no events and the same state. Return the events."""
     job, events = attempt.job, list[ContextEvent]()
     if isinstance(result, Aborted) and job.layer != "manual":  # `/compress` sends its own reply
         events.append(result)

@@ -75,7 +75,7 @@ class ContextController:
     prompts: PromptBuilder
     engine: Engine
     pending: CompressionRegistry
-    """Shared by all controllers of a store, so a new controller can commit an earlier controller's compressions."""
+    """Registry that all controllers of a store share. A new controller can commit an earlier one's compressions."""
     listeners: Sequence[Listener]
     before_split: Sequence[BeforeSplit] = ()
     on_wait: OnWait | None = None
@@ -192,7 +192,7 @@ class ContextController:
         return has_helped or (was_pending and await self.after_overflow(conversation, model, None))
 
     async def after_unexplained(self, prompt: MeasuredPrompt, answered: int | None, *, is_again: bool) -> bool:
-        """Compress a large prompt rejected by the provider without a stated reason. Return False if that does not help.
+        """Compress a large prompt that a provider rejected without a reason. Return False if that does not help.
 
         `answered`: tokens of the largest prompt that the model answered in this conversation. `is_again`: True if the
         compressed prompt was rejected too, so its length was not the reason. After that, this method compresses nothing

@@ -139,7 +139,7 @@ class Estimator:
         return known.samples < SETTLED_SAMPLES or reported >= known.scale * covered.text * 0.5
 
     def _local_scale(self, reported: int, covered: Size) -> float:
-        """Return the token scale of this conversation so far, because newer text is probably in the same language."""
+        """Return the token scale of this conversation so far. Newer text is probably in the same language."""
         known = self._calibration
         if covered.text < MIN_LEARNED_TOKENS:
             return known.scale

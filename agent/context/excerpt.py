@@ -302,7 +302,7 @@ def fitted(text: str, limit: Tokens) -> str:
 
 
 def bounded(text: str, redact: Redact) -> str:
-    """Return the beginning of a text without secrets and tags. A long text is cut outside of secrets if possible."""
+    """Return the beginning of a text without secrets and tags. If possible, no secret is cut in two."""
     if len(text) > QUOTED_CHARACTERS:
         cut = seam(text, QUOTED_CHARACTERS - 4_000, QUOTED_CHARACTERS)
         text = text if cut is None else text[:cut]

@@ -313,7 +313,10 @@ class ModelHandle:
         return self.limits
 
     def routes_within(self, window: Tokens) -> tuple[SummaryRoute, ...]:
-        """Return the summary routes, with at most `window` tokens of context for a route that uses this model."""
+        """Return the summary routes with their context lengths.
+
+        A route that uses this model, or whose own context length is unknown, gets at most `window` tokens.
+        """
         bounded = []
         for route in self.summary_routes:
             length = window if route.context_length is None else route.context_length

@@ -13,13 +13,13 @@ from hermes_state.values import Millis
 
 STRIKES_TO_BLOCK = 2
 MIN_GAIN_PERCENT = 10
-"""Minimum gain in percent. A compression that leaves over 90 % of the earlier size or of the threshold is a strike."""
+"""Minimum gain in percent. A compression that leaves over 90 % of the earlier size or the threshold is a strike."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
 """Cooldown in seconds after a lasting failure, such as a rejected key, missing credit or a wrong model name."""
 LASTING_FAILURES = frozenset({"auth", "quota", "not_offered", "rejected", "unpriced"})
 CooldownKey: TypeAlias = str
-"""Key made of `loop` or `hygiene`, the failed route or engine, and the mark of its settings."""
+"""Key made of `loop` or `hygiene`, the failed route or engine, and the fingerprint (`mark`) of its settings."""
 
 
 def cooldown_key(layer: Layer, who: str, mark: str) -> CooldownKey:
@@ -141,7 +141,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self if others == self.cooldowns else msgspec.structs.replace(self, cooldowns=others)
 
     def _cooldowns_beside(self, key: CooldownKey) -> dict[CooldownKey, Cooldown]:
-        """Return the other cooldowns with the same mark. Cooldowns with other marks are dropped as outdated."""
+        """Return the other cooldowns with the same `mark`. Those with a different `mark` are outdated."""
         mark = key.rpartition(":")[2]
         return {
             other: cooldown

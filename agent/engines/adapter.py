@@ -79,7 +79,7 @@ class PluginEngine:
     compress_seconds: float = 120.0
     """Maximum seconds for `compress` and for tools, which may call a model."""
     quick_seconds: float = 5.0
-    """Maximum seconds for other calls."""
+    """Maximum seconds for all calls of an engine except `compress` and tools."""
     _handles: OrderedDict[LineageId, EngineHandle] = field(default_factory=OrderedDict, init=False)
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:

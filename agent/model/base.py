@@ -151,7 +151,7 @@ class ModelReply:
     usage: CanonicalUsage | None
     """Usage as reported by the provider."""
     reasoning: Reasoning | None = None
-    """Reasoning before the tool calls, if the API expects it back with their results."""
+    """Reasoning that precedes the tool calls, if the API expects it to be sent back with their results."""
     cost: MicroUsd | None = None
     """Cost as reported by the provider."""
     refused: tuple[ModelError, ...] = ()

@@ -308,7 +308,7 @@ class ModelClient(BaseClient[ChatModel]):
         return CompletedCall(reply=reply, call=row)
 
     async def _within_cap(self, request: ModelRequest) -> ModelRequest:
-        """Return the request with an output limit that, as far as known, the model accepts."""
+        """Return the request with an output limit that the model accepts, as far as is known."""
         if not self._has_asked_memory:
             self._has_asked_memory = True
             with suppress(errors.StateError):  # if this fails, the provider's next refusal states the limit again

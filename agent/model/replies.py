@@ -425,7 +425,7 @@ def serialized_reasoning(made_by: str, blocks: object) -> Reasoning:
 
 
 def _whole_calls(partial: list[_PartialCall]) -> tuple[ToolCall, ...]:
-    """Return the calls with unique ids, because some servers send no ids or repeat them."""
+    """Return the complete calls. Each gets a unique id, because some servers send no ids or repeat them."""
     calls: list[ToolCall] = []
     for index, call in enumerate(partial):
         if not (name := well_formed(call.name.partition("<|")[0])):  # gpt-oss can leave markup after the name

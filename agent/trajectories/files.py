@@ -222,7 +222,7 @@ class TrajectoryRunner:
 
 
 def read_lines(file: BinaryIO, number: int = 0, digest: blake2b | None = None) -> Iterator[SourceLine]:
-    """Yield the lines of a file from its current position. `number` and `digest` describe the lines before it."""
+    """Yield the lines of a file from its current position. `number` and `digest` describe the preceding lines."""
     start, digest = file.tell(), digest or blake2b(digest_size=16)
     while data := file.readline(MAX_LINE_BYTES + 1):
         number, is_held, end = number + 1, len(data) <= MAX_LINE_BYTES, start + len(data)

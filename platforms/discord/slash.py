@@ -183,7 +183,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         return True
 
     async def _take(self, interaction: Interaction) -> None:
-        """Pass a command on before anything is awaited, then acknowledge it."""
+        """Put a command into the event queue before awaiting anything, then acknowledge it."""
         self._events.put(interaction.extras["event"])
         if (ticket := self._tickets.open(interaction)) is None:
             return  # Discord would refuse a second acknowledgement, and the first is still valid

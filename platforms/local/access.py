@@ -76,9 +76,9 @@ class BrowserAccessControl:
         return token
 
     async def exchange(self, token: str, agent: str) -> Credentials | None:
-        """Exchange a one-time token of the browser `agent`. Returns None if the token is unknown, used or too old.
+        """Exchange a one-time token for a cookie and key. Return None if the token is unknown, used or too old.
 
-        Raises `StoreUnavailable`, and the token then stays valid.
+        `agent`: the browser's `User-Agent` header. Raises `StoreUnavailable`, and the token then stays valid.
         """
         digest, now = _digest(token), self._clock.now()
         minted = self._tokens.pop(digest, None)

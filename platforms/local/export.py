@@ -38,7 +38,7 @@ IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 class ExportedMessage:
     row: Message
     conversation: int
-    """Number of the conversation in the chat, from 1."""
+    """Number of the conversation in the chat, starting at 1."""
     files: tuple[tuple[str, str, bytes | None], ...]
     """Name, type and content of each file. Only images have content."""
 

@@ -1,8 +1,8 @@
 """Rendering of Markdown as safe HTML, and splitting into parts.
 
 HTML in the source is shown as text. Links lead only to http, https and mailto, and the opened page has no access to
-this page. Images become links, because the page loads nothing from other hosts. Only the web chat supports coloured
-code, formulas, footnotes, and URLs that are links without any markup.
+this page. Images become links, because the page loads nothing from other hosts. Only the web chat supports syntax
+highlighting, formulas, footnotes, and URLs that are links without any markup.
 """
 
 import re
@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r"(?<![\w/])https?://[^\s<>\"'`|\\^{}\[\]\u3000-\u303f\uff
 _NOTE = re.compile(r"\[\^([A-Za-z0-9_-]{1,20})\](:?)")
 
 _MAX_CODE = 10_000
-"""Maximum length of coloured code, in characters. A preview is rendered again several times per second."""
+"""Maximum length of code with syntax highlighting, in characters. Previews are rendered several times per second."""
 _MAX_LINE = 1_000
 _LANGUAGES = re.compile(
     r"bash|c|c\+\+|clojure|cmake|console|cpp|cs|csharp|css|dart|diff|docker|dockerfile|elixir|"
@@ -36,7 +36,7 @@ _LANGUAGES = re.compile(
     r"powershell|proto|protobuf|ps1|py|python|python3|r|rb|rs|ruby|rust|scala|scss|sh|shell|"
     r"sql|sqlite|swift|terraform|tex|toml|ts|tsx|typescript|vim|xml|yaml|yml|zig|zsh"
 )
-"""Languages that are shown in colour. Other lexers are not used, because some have very slow regular expressions."""
+"""Languages with syntax highlighting. Other lexers are not used, because some have very slow regular expressions."""
 _KINDS = {
     "comment": "Comment",
     "keyword": "Keyword Operator.Word Name.Tag",
@@ -132,7 +132,7 @@ def _table(token: Token) -> str:
 
 @lru_cache(maxsize=64)  # while an answer grows, only its last code block changes
 def _coloured(code: str, language: str) -> Markup:
-    """Return `code` as HTML, with colours if its language is known and it is not too long."""
+    """Return `code` as HTML, with syntax highlighting if the language is known and the code is not too long."""
     language = language.lower()
     if not _LANGUAGES.fullmatch(language) or len(code) > _MAX_CODE or max(map(len, code.split("\n"))) > _MAX_LINE:
         return escape(code)

@@ -52,7 +52,7 @@ bot can write to a chat, or the error from parsing the update."""
 
 @dataclass(frozen=True, slots=True)
 class UpdateEvent:
-    """Update with its `update_id`, which acknowledges it."""
+    """Update with its `update_id`, which is needed to acknowledge it."""
 
     number: int | None
     content: Content

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from agent.context.excerpt import without_unseen
 
 _SENTENCE_END = re.compile(r"[\n.!?\u061f\u3002\uff01\uff1f](?:(?<![.!?\u061f])\n*|\n+|\s+)")
-"""End of a sentence, starting at its last character. In Chinese and Japanese, no space follows."""
+"""Pattern for the end of a sentence: its last character and the white space after it, if any."""
 QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
 _START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+){0,4}"
 _SCRIPTS = tuple(

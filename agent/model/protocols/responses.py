@@ -74,7 +74,7 @@ def encoded_request(
 
 Item: TypeAlias = dict[str, Any]  # the API's JSON
 ReasoningItem: TypeAlias = tuple[int, Item]
-"""Reasoning item, and the number of outputs (text and calls) before it in its answer. The number comes first."""
+"""Number of outputs (text and calls) that precede a reasoning item in its answer, and the item."""
 MAX_CALL_ID_CHARACTERS: Final = 64
 """Maximum length of a call id that the API accepts. Other providers' ids, from earlier calls, can be longer."""
 
