@@ -206,7 +206,7 @@ def _row(attempt: CompressionResult) -> CompressionRow:
 def _keep_attempt(
     db: Connection, attempt: CompressionResult, result: NotNeeded | Aborted, before: ContextState, now: Millis
 ) -> list[ContextEvent]:
-    """Record an attempt that compressed nothing, unless it left no events and the same state. Return the events."""
+    """Record an attempt that compressed nothing, if it changed the state or caused events. Return the events."""
     job, events = attempt.job, list[ContextEvent]()
     if isinstance(result, Aborted) and job.layer != "manual":  # `/compress` sends its own reply
         events.append(result)
