@@ -11,7 +11,7 @@ from hermes_state.errors import ReplyMalformed
 from hermes_state.values import Millis, Tokens, Transcript
 
 MAX_INPUT_TOKENS = Tokens(1_200)
-"""Maximum estimated tokens of the conversation in the request. The beginning is enough to show the topic."""
+"""Maximum number of tokens (estimated) of the conversation to send. The beginning is enough to show the topic."""
 MAX_CHARACTERS = 80
 
 _SYSTEM: Final = """\

@@ -103,7 +103,7 @@ class OutboundFile:
 
 
 class TextKind(StrEnum):
-    """Author and purpose of a text."""
+    """Author and purpose of a message's text."""
 
     ANSWER = "answer"
     """Text from the model. The gateway writes the texts of all other kinds."""

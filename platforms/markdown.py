@@ -25,12 +25,12 @@ _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 TEXT_LINE = re.compile(r">=|>>> |>[._-][<>]|\*(?: [\d*/,-]+){3} [\w*/,-]+$")
-"""Pattern of a literal line that looks like a quote, list or rule: a comparison, `>>>`, `>_<` or a cron schedule."""
+"""Pattern for a literal line that looks like a quote, list or rule: a comparison, `>>>`, `>_<` or a cron schedule."""
 ESCAPE = re.compile(r"\\(?=[!-/:-@\[-`{-~])")
-"""Pattern of a backslash before punctuation that can be markup."""
+"""Pattern for a backslash before punctuation that can be markup."""
 _BARE_ESCAPE = re.compile(r"\\[\"',/:;?@%^&\\]")
 _HAS_BACKSLASH = re.compile(r"\\[^\W_]|(?<!\w)[A-Za-z]:(?:\\|\Z)|\u00af\Z")
-"""Pattern of a word after which a backslash is literal, as in `C:\\Users\\_x` or a regular expression."""
+"""Pattern for a word after which a backslash is literal, as in `C:\\Users\\_x` or a regular expression."""
 BREAK = re.compile(r"<br\s*/?>[ \t]*\n?", re.I)
 _DETAILS = re.compile(r"(?m)^[ \t]*<details\b[^<>]*>\s*(?=<summary|$)|</details>\s*$", re.I)
 _SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*((?:[^<]|<(?!/?summary))*+)</summary>\s*", re.I)
@@ -43,18 +43,18 @@ _AUTOLINK = re.compile(r"<(?:(?:https?|ftps?|mailto|tel|tg):|[^\s<>:@]+@[^\s<>@]
 
 _WIDE = "\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U0001f000-\U0003ffff"
 _IS_WIDE = re.compile(rf"(?<=[{_WIDE}])[*~]{{2}}|[*~]{{2,}}(?=[{_WIDE}])")
-"""Pattern of `**` next to text in a script without spaces, such as Chinese, where `**` begins or ends emphasis."""
+"""Pattern for `**` next to text in a script without spaces, such as Chinese, where `**` begins or ends emphasis."""
 _IS_TEXT = re.compile(
     rf"(?<=\w)\*(?=\w)|(?<=[^\W{_WIDE}])[*~]{{2,}}(?=[^\W{_WIDE}])|(?<=(\S))[*_~]++(?=\1)|(?<=/)[*_]++(?=[./\\])"
     r"|(?<=[\^\\])[*_~]++"
 )
-"""Pattern of literal marks, as in `2*3`, `a**2`, `"*"`, `a/*.b`, `x^*` and `a\\_b`."""
+"""Pattern for literal marks, as in `2*3`, `a**2`, `"*"`, `a/*.b`, `x^*` and `a\\_b`."""
 _NO_BEGIN = re.compile(r"[*_~]++(?=[,;)\]}=])|(?<=[)\]}])(?:\*(?!\*)|\*+(?=[(\[{]))|(?<=\.)\*(?!\*)|\*(?=[./])")
-"""Pattern of marks that do not begin emphasis, as in `f(*, a)`, `x *= 2`, `(a)*(b)`, `.*x` and `*.py`."""
+"""Pattern for marks that do not begin emphasis, as in `f(*, a)`, `x *= 2`, `(a)*(b)`, `.*x` and `*.py`."""
 _NO_END = re.compile(r"(?<=[(\[{])|(?<=/)\*(?!\*)|(?<=[)\]}])\*(?=[(\[{])|(?<=\.)\*(?=\$)")
-"""Pattern of marks that do not end emphasis, as in `count(*)`, `text/*`, `(a)*(b)` and `.*$`."""
+"""Pattern for marks that do not end emphasis, as in `count(*)`, `text/*`, `(a)*(b)` and `.*$`."""
 _IS_END = re.compile(r"(?<=[.:!?,;])\*{2,}(?=[^\W\d_])")
-"""Pattern of marks that end emphasis although text follows, as in `**Note:**text`."""
+"""Pattern for marks that end emphasis although text follows, as in `**Note:**text`."""
 _IN_ADDRESS = re.compile(r"://\S*\Z")
 
 
@@ -155,7 +155,7 @@ def _plain_cell(cell: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """Return a text's width in a fixed-width font: two for Han, kana, Hangul and emoji; none for combining marks."""
+    """Return the width of `text` in columns: two for Han, kana, Hangul and emoji; none for combining marks."""
     if text.isascii():
         return len(text)
     return sum(

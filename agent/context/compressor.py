@@ -51,7 +51,7 @@ PASSING_OUTCOMES = frozenset(
 )
 """Failures caused by the provider, not by the conversation. They postpone the compression while there is room."""
 MAX_LENGTH_PERCENT = 150
-"""Maximum length of a summary, in percent of the requested length. Longer summaries are shortened."""
+"""Maximum length of a summary, as a percentage of the requested length. Longer summaries are shortened."""
 _FRAME_TOKENS = int(estimated_text_tokens(framed("")))
 """Number of tokens in the fixed text around every summary in a handoff."""
 _MIN_CONTENT = 2 * _FRAME_TOKENS

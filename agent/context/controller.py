@@ -61,7 +61,7 @@ from hermes_state.values import (
 log = structlog.get_logger()
 
 PRESSURE_PERCENT = 85
-"""Prompt size at which people are warned that a compression is near, in percent of the threshold."""
+"""Prompt size at which people are warned that a compression is near, as a percentage of the threshold."""
 MAX_PASSES = 3
 """Maximum number of compressions before one model call. A switch to a much smaller window can need several."""
 
@@ -194,9 +194,9 @@ class ContextController:
     async def after_unexplained(self, prompt: MeasuredPrompt, answered: int | None, *, is_again: bool) -> bool:
         """Compress a large prompt that a provider rejected without a reason. Return False if that does not help.
 
-        `answered`: tokens of the largest prompt that the model answered in this conversation. `is_again`: True if the
-        compressed prompt was rejected too, so its length was not the reason. After that, this method compresses nothing
-        until the model answers again.
+        `answered`: size in tokens of the largest prompt that the model answered in this conversation. `is_again`: True
+        if the compressed prompt was rejected too, so its length was not the reason. After that, this method compresses
+        nothing until the model answers again.
         """
         state, maker = state_of(prompt.view.session.context_state), prompt.model.maker
         if is_again:

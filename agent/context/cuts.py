@@ -20,9 +20,9 @@ from hermes_state.values import Message, MessageRole, Origin, Transcript
 MIN_TAIL_ROWS = 3
 """Minimum number of rows in a tail, unless these rows exceed the maximum size of a tail."""
 SOFT_CEILING_PERCENT = 150
-"""Maximum size, in percent of the tail limit, of a tail that is extended to the configured number of rows."""
+"""Maximum size of a tail that is extended to the configured number of rows, as a percentage of the tail limit."""
 MAX_TAIL_PERCENT = 75
-"""Maximum size of a tail, in percent of the input window. A larger tail leaves no room for anything else."""
+"""Maximum size of a tail, as a percentage of the input window. A larger tail leaves no room for anything else."""
 REMADE: Final = frozenset({Origin.SUMMARY, Origin.TODO})
 """Origins of rows that each compression creates again. They do not count as content to compress."""
 _Item = TypeVar("_Item")
@@ -66,9 +66,10 @@ def find_cut(
     *,
     keep_turns: int | None = None,
 ) -> Cut | SkipReason:
-    """Return the cut of a transcript, or the reason why it cannot be cut. `sizes`: tokens of each row.
+    """Return the cut of a transcript, or the reason why it cannot be cut.
 
-    `keep_turns`: keep exactly this number of the newest human turns, whatever their size.
+    `sizes`: number of tokens in each row. `keep_turns`: keep exactly this number of the newest human turns, whatever
+    their size.
     """
     if has_open_calls(transcript):
         return SkipReason.TOOL_RUNS

@@ -27,9 +27,9 @@ log = structlog.get_logger()
 
 SECRET_MARK: Final = "[REDACTED]"
 ENTRY_TOKENS = 18
-"""Estimated tokens of the id, time and speaker before a message."""
+"""Estimated number of tokens in the id, time and speaker that precede a message."""
 GAP_TOKENS = 8
-"""Estimated tokens of the line that says how many messages are not shown."""
+"""Estimated number of tokens in the line that says how many messages are not shown."""
 RECORD_LINES = 1_000
 """Maximum number of lines of an earlier record. A longer record is not from this gateway, so its middle is removed."""
 QUOTED_CHARACTERS = 20_000
@@ -90,7 +90,7 @@ def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
 
 
 def clean(text: str, redact: Redact) -> str:
-    """Return `text` without secrets and tags. Call this before you cut a text: half a secret is not recognised."""
+    """Return `text` without secrets and tags. Call this before you cut the text: half a secret is not recognised."""
     return _untagged(redact(text))
 
 
@@ -202,7 +202,10 @@ def speaker_name(text: str | None) -> str:
 
 
 def _row_tokens(row: Message) -> int:
-    """Return the estimated tokens of a row. A pruned row counts one token per three bytes: its size is not cached."""
+    """Return the estimated number of tokens in a row.
+
+    A pruned row counts one token per three bytes, because its size is not cached.
+    """
     if row.role is not MessageRole.TOOL and not row.body.calls:
         return ROW_TOKENS.text_tokens(row, _WHOLE)
     texts = [row.text or "", *(call.arguments for call in row.body.calls)]
@@ -302,7 +305,7 @@ def fitted(text: str, limit: Tokens) -> str:
 
 
 def bounded(text: str, redact: Redact) -> str:
-    """Return the beginning of a text without secrets and tags. If possible, no secret is cut in two."""
+    """Return the beginning of `text` without secrets and tags. If possible, no secret is cut in two."""
     if len(text) > QUOTED_CHARACTERS:
         cut = seam(text, QUOTED_CHARACTERS - 4_000, QUOTED_CHARACTERS)
         text = text if cut is None else text[:cut]
@@ -315,6 +318,6 @@ def without_unseen(text: str) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return a text on one line of at most `limit` characters. Call `clean` first: the cut could split a secret."""
+    """Return `text` on one line of at most `limit` characters. Call `clean` first: the cut could split a secret."""
     line = without_unseen(text[: limit * 4]).strip()
     return line if len(line) <= limit and len(text) <= limit * 4 else f"{line[: limit - 1]}…"

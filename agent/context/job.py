@@ -83,7 +83,7 @@ class CompressionJob:
     message_limit: int | None = None
     """Maximum number of messages, if hygiene compresses because the conversation has more. None in all other cases."""
     held_seconds: float = 0.0
-    """Maximum seconds that a turn waits while its prompt still fits."""
+    """Maximum number of seconds that a turn waits while its prompt still fits."""
     on_begin: Callable[[], Awaitable[None]] | None = None
     """Called as soon as there is something to compress, before a model is asked."""
     model: ModelInfo

@@ -71,7 +71,7 @@ class ContextSettings(LimitSettings, CompressorSettings):
     hard_message_limit: int = 5_000
     """Number of messages at which hygiene compresses, whatever their size."""
     hold_seconds: float = 10.0
-    """Maximum seconds that a turn waits for hygiene while its prompt still fits."""
+    """Maximum number of seconds that a turn waits for hygiene while its prompt still fits."""
     quiet_seconds: float = 5.0
     """Seconds that a turn waits for an automatic compression before people are told why."""
 

@@ -41,7 +41,7 @@ SECTIONS: Final = (
 )
 HEADINGS: Final = tuple(title for title, _ in SECTIONS)
 MIN_HEADINGS = 3
-"""Minimum number of headings in a summary. A text with fewer headings is not a summary."""
+"""Minimum number of headings in a summary. A reply with fewer headings is not a summary."""
 _REFUSAL = re.compile(
     r"\b(?:sorry,|i['\u2019]?(?: a)?m (?:sorry|unable|not able)|i apologi[sz]e|i (?:can(?:no|['\u2019])t|won['\u2019]t)"
     r"|as an ai|lo siento|je ne peux pas|desculpe|ich kann nicht|ich kann das nicht|я не могу)\b"
@@ -90,7 +90,7 @@ class SummaryJob:
     focus: str | None = None
     target: Tokens
     input_limit: Tokens
-    """Maximum estimated tokens of the conversation and the earlier summary in the request."""
+    """Maximum number of tokens (estimated) in the request for the conversation and the earlier summary."""
     now: Millis
     zone: tzinfo = UTC
     template: str | None = None

@@ -77,9 +77,9 @@ class PluginEngine:
     store: Store | None = None
     """Store for looking up the engines' folders. None: engines get no folders."""
     compress_seconds: float = 120.0
-    """Maximum seconds for `compress` and for tools, which may call a model."""
+    """Time limit in seconds for `compress` and for tools, which may call a model."""
     quick_seconds: float = 5.0
-    """Maximum seconds for all calls of an engine except `compress` and tools."""
+    """Time limit in seconds for all other calls of an engine than `compress` and tools."""
     _handles: OrderedDict[LineageId, EngineHandle] = field(default_factory=OrderedDict, init=False)
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:

@@ -49,7 +49,7 @@ class EngineHandle:
     facts: Callable[[Session], Awaitable[dict[str, Any]]]
     """Returns additional keywords about a session's conversation, for `on_session_start`."""
     quick_seconds: float
-    """Maximum seconds for an engine method that does not call a model."""
+    """Time limit in seconds for an engine method that does not call a model."""
     engine: ContextEngine | None = None
     """The engine; None before the first call, after an abandoned call, and after the end of the conversation."""
     session: Session | None = None

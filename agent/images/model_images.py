@@ -27,7 +27,10 @@ log = structlog.get_logger()
 MAX_IMAGES: Final = 8
 """Maximum number of images per request. Some providers do not accept more."""
 MAX_TOTAL_BYTES: Final = 20 * 1024 * 1024
-"""Maximum bytes of all images in a request, before base64 adds a third. Providers refuse request bodies of 32 MB."""
+"""Maximum total size of the images in a request, in bytes, before base64 adds a third.
+
+Providers refuse request bodies of 32 MB.
+"""
 _REFUSED: Final = "The model's provider refused an image that was sent here."
 
 

@@ -20,7 +20,7 @@ _WORKER: Final = Path(__file__).with_name("worker.py")  # never imported, becaus
 _TOO_LARGE: Final = 4
 """Exit code `TOO_LARGE` of the worker."""
 SCALE_SECONDS: Final = 30.0
-"""Maximum seconds to scale an image."""
+"""Time limit for scaling an image, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class ImageLimits:
 
 
 class UnreadableImageError(Exception):
-    """The file is not an image of a supported kind, or it is broken."""
+    """The file is not an image in a supported format, or it is corrupt."""
 
 
 class OversizedImageError(UnreadableImageError):

@@ -18,7 +18,7 @@ from typing import Final
 from PIL import AvifImagePlugin, Image, ImageCms, ImageOps
 
 UNREADABLE: Final = 3
-"""Exit code if the file is not an image of a supported kind, or is broken."""
+"""Exit code if the file is not an image in a supported format, or is corrupt."""
 TOO_LARGE: Final = 4
 """Exit code if the image would take too much memory or time."""
 # Formats to decode. EPS files are programs, other formats are rare, and each additional decoder is a risk.

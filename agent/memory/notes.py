@@ -48,7 +48,7 @@ class NoteEntry:
 
 
 def entries_in(text: str) -> list[NoteEntry]:
-    """Return the entries in a text. Indented lines below an item belong to its entry.
+    """Return the entries in `text`. Indented lines below an item belong to its entry.
 
     >>> [entry.text for entry in entries_in("# Ann\\n- likes tea\\n  with milk\\n- lives in Porto")]
     ['likes tea', 'lives in Porto']
@@ -129,7 +129,7 @@ class MemoryDirectory:
     path: Path
     settings: MemorySettings = field(default_factory=MemorySettings)
     holds_secret: Callable[[str], bool] = lambda _: False
-    """Returns True if a text contains a secret from the configuration. Such text must not be stored in notes."""
+    """Returns True if its argument contains a secret from the configuration. Such text must not be stored in notes."""
 
     def read(self, chat_id: ChatId, target: Target) -> str:
         """Return a chat's notes, or an empty string. Raises `ToolError` if the file cannot be read as text."""

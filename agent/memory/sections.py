@@ -28,7 +28,7 @@ CONTEXT_FILES: Final = ("AGENTS.md", "CLAUDE.md", ".cursorrules")
 MAX_CHARACTERS = 20_000
 """Maximum number of characters of a persona or context file. The middle of a longer file is left out."""
 SHARE_PERCENT = 10
-"""Token limit for all notes together, in percent of the threshold. The other sections together have the same limit."""
+"""Token limit for all notes together, as a percentage of the threshold. The same limit applies to all other sections."""
 _ABOUT_NOTES = """\
 # Memory
 Notes from this chat at the start of this session: `MEMORY.md` about the work, `USER.md` about the people. Let them \
@@ -118,5 +118,5 @@ def within(text: str, room: Tokens) -> str:
 
 
 def _safe(text: str) -> str:
-    """Escape the gateway's tags, and the markers of handoffs and notices, in a text."""
+    """Escape the gateway's tags, and the markers of handoffs and notices, in `text`."""
     return escape_markers(re.sub(r"<(?=\s{0,8}/?\s{0,8}(?:memory|context_file)\b)", "(", text, flags=re.IGNORECASE))

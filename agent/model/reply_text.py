@@ -139,7 +139,7 @@ class ThinkTagParser:
 
 
 def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
-    """Return the length of the marker at the start of a text, and the pattern that ends its reasoning."""
+    """Return the length of the marker at the start of `text`, and the pattern that ends its reasoning."""
     for marker, end in _MARKERS.items():
         head = text[: len(marker)]
         if marker in (head, head.lower()):
@@ -148,7 +148,7 @@ def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
 
 
 def _without_opening(text: str) -> tuple[str, str] | None:
-    """Split a text into reasoning and answer if the opening tag was in the prompt. Otherwise, return None."""
+    """Split `text` into reasoning and answer if the opening tag was in the prompt. Otherwise, return None."""
     if (found := _WITHOUT_MARKERS.fullmatch(text)) is not None:
         return found[1], found[2]
     closing = _UNOPENED.search(text)
@@ -209,7 +209,7 @@ _PARTIAL: Final = re.compile(
     + r")\Z",
     re.MULTILINE,
 )
-"""Pattern for the end of a text that could become a call when more text arrives."""
+"""Pattern for text at the end that could become a call when more text arrives."""
 _HEAD: Final = re.compile(
     rf"{_ELEMENT}\s*[\"']?(?P<element>[\w.-]+)[\"']?\s*>?\s*|(?:<\|start\|>\w+)?(?:<\|channel\|>)?(?:\w+\s+)?"
     rf"(?:to=|call:|function<{_BAR}tool\u2581sep{_BAR}>|\[Calling tool:\s*)?(?:functions?[.:])?(?P<name>[\w.-]+)"
@@ -226,7 +226,7 @@ _decode: Final = json.JSONDecoder(strict=False).raw_decode
 
 
 def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> tuple[int, list[tuple[str, str]]] | None:
-    """Return the index at which a text's calls begin, and a list of their names and arguments.
+    """Return the index at which the calls in `text` begin, and a list of their names and arguments.
 
     Return None if the text contains no calls. The list is empty if the calls cannot be used, because they are broken,
     name unknown tools, or are followed by more text. It is also empty if `is_said` returns True for the text of a call.

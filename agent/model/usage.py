@@ -22,11 +22,11 @@ from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import CanonicalUsage, EstimatedTokens, Message, MessageRole, MicroUsd, Origin, micro_usd
 
 MESSAGE_TOKENS = 4
-"""Estimated tokens of a message's role and separators."""
+"""Estimated number of tokens in a message's role and separators."""
 CALL_TOKENS = 10
-"""Estimated tokens of the id and frame of a tool call or a tool result."""
+"""Estimated number of tokens in the id and frame of a tool call or a tool result."""
 BLOCK_TOKENS = 14
-"""Estimated tokens of the tags around a document or quotation, or of the line about an image that is not shown."""
+"""Estimated number of tokens in the tags around a document or quotation, or in the line about a hidden image."""
 _WEIGHTS = {
     # words, by the character before them, and capitals; long words count more
     **{b"sl": 0.845, b"pl": 1.138, b"ul": 0.824, b"dl": 0.8, b"nl": 0.86, b"llllll": 0.345},
@@ -68,7 +68,7 @@ _CLASSES = _class_table()
 
 
 def estimated_text_tokens(text: str) -> EstimatedTokens:
-    """Return the estimated number of tokens of a text, rounded up. It is 0 only for an empty string.
+    """Return the estimated number of tokens in `text`, rounded up. It is 0 only for an empty string.
 
     >>> estimated_text_tokens("Please remind me tomorrow at ten.")
     8
@@ -338,6 +338,6 @@ def rows_size(rows: Iterable[Message], style: WireStyle, sizes: RowTokenCache = 
 
 
 def fixed_tokens(request: ModelRequest) -> int:
-    """Return the estimated tokens of the system prompt and the tool schemas, not adjusted to the model."""
+    """Return the estimated number of tokens in the system prompt and the tool schemas, not adjusted to the model."""
     tools = (estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in request.tools)
     return cached_text_tokens(request.system) + sum(tools)

@@ -139,7 +139,7 @@ _GAP = re.compile(r"[^\S\n]{60,}|(?:[^\S\n]{0,59}\n){12,}")
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Return a text as a code block that its own content cannot close. Invisible characters become visible codes."""
+    """Return `text` as a code block that its own content cannot close. Invisible characters become visible codes."""
     text = _visible(text)
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)

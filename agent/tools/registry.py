@@ -296,7 +296,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 def parsed(text: str, declared: type[Arguments] | Mapping[str, Any]) -> Any:  # the declared type, or a dict
     """Return the arguments of a call as the declared type, or as a dict for a JSON schema.
 
-    Raises `ToolError` with a text that tells the model how to correct the call.
+    Raises `ToolError` with a message that tells the model how to correct the call.
     """
     arguments = checked_arguments(text, schema_of(declared))
     try:

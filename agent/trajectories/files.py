@@ -25,7 +25,7 @@ from hermes_state.disk import flush
 from hermes_state.errors import CommandError
 
 MAX_LINE_BYTES: Final = 67_108_864
-"""Maximum bytes of a line that is read as a trajectory. A longer line is rejected and not loaded into memory."""
+"""Maximum size of a line, in bytes. A longer line is rejected and not loaded into memory."""
 _COPY_BYTES: Final = 1_048_576
 _SUFFIXES: Final = {"out": "", "rejected": ".rejected.jsonl", "metrics": ".metrics.jsonl"}
 _encode = msgspec.json.Encoder().encode

@@ -45,7 +45,7 @@ class Turn:
     role: TurnRole
     text: str
     tokens: int
-    """Estimated tokens of the turn, including the frame around a message."""
+    """Estimated number of tokens in the turn, including the frame around a message."""
     raw: Raw
     form: tuple[str, str]
     """Names of the keys for the role and the text."""

@@ -55,7 +55,7 @@ def shortened_turns(turns: Sequence[Turn], limit: int, redact: Redact) -> list[s
 
 
 def _cost(turns: Sequence[Turn], length: int) -> int:
-    """Return the tokens of the turns if each is cut to `length` characters. The note in a cut turn takes 12 tokens."""
+    """Return the size of the turns in tokens if each is cut to `length` characters. The note in a cut turn takes 12."""
     return sum(
         turn.tokens if len(turn.text) <= length else turn.tokens * length // len(turn.text) + 12 for turn in turns
     )

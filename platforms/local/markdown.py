@@ -219,7 +219,7 @@ def _keep_notes(state: StateCore) -> None:
 
 
 def _linked_notes(inlines: list[Token]) -> frozenset[str]:
-    """Return the labels of footnotes that have both a text and a reference to it."""
+    """Return the labels of footnotes that have both a text and a reference."""
     defined, used = set[str](), set[str]()
     for inline in inlines:
         is_first = True

@@ -35,7 +35,7 @@ PART_ENTITIES = 100
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
 _NO_FORMULA = r"[\s{]|\d[\d.,]*\w?\s(?![=+*/<>-]\s|\\[A-Za-z])|[A-Z_]{3,}[/\s:]"
-"""Pattern of text after `$` that does not begin a formula, as in `$5 and 10$`, `$HOME/x` and `${HOME}`."""
+"""Pattern for text after `$` that does not begin a formula, as in `$5 and 10$`, `$HOME/x` and `${HOME}`."""
 _FORMULA = re.compile(
     r"\$\$(?P<display>[^$]++)\$\$"
     rf"|(?<![\w$])\$(?!{_NO_FORMULA})(?P<inline>[^$\n]++)(?<!\s)\$(?![\w{{])"  # `$5 or $10` are prices

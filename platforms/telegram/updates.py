@@ -76,7 +76,7 @@ class UpdateHandler:
     buttons: ButtonCommandStore
     clock: Clock
     answer_press: Callable[[CallbackQuery, str | None], None]
-    """Stops the button's spinner, and can show the person a text. Must not block."""
+    """Stops the button's spinner, and can show the person a message. Must not block."""
     _albums: deque[str] = field(default_factory=partial(deque, maxlen=64), init=False)
     """Ids of recent albums that are addressed to the bot. The messages of an album arrive within a second or two."""
     _ignored: set[str] = field(default_factory=set, init=False)

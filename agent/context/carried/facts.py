@@ -95,7 +95,7 @@ def known_line(row_id: int, speaker: str, text: str) -> _Line:
 
 @dataclass(slots=True)
 class _Text:
-    """A text to quote from: part of a row, or a line of the earlier record. Caches the lines found in it."""
+    """Text to quote from: part of a row, or a line of the earlier record. Caches the lines found in it."""
 
     id: int
     speaker: str
@@ -305,7 +305,7 @@ def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Itera
 
 
 def identifiers(text: str) -> Iterator[str]:
-    """Return the identifiers in a text: numbers, amounts, dates, paths, addresses, ticket numbers, versions, quotes."""
+    """Yield the identifiers in `text`: numbers, amounts, dates, paths, addresses, ticket numbers, versions, quotes."""
     return (text[start:end] for start, end in _identifier_spans(text, _patterns(text, _MARKS)))
 
 

@@ -18,7 +18,7 @@ _SCRIPTS = tuple(
     re.compile(f"[{span}]")
     for span in ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
 )
-"""Scripts other than Latin. A text is searched only for words in the scripts that it contains."""
+"""Scripts other than Latin. Text is searched only for words in the scripts that it contains."""
 
 
 class Language:
@@ -84,11 +84,11 @@ class _Words:
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages whose hint words occur in a text, with these words. A text without hint words contains no rules."""
+"""Languages whose hint words occur in the text, with these words. Text without hint words contains no rules."""
 
 
 def plain(text: str) -> str:
-    """Return a text in lower case, with `'` as the apostrophe and without Arabic vowel marks."""
+    """Return `text` in lower case, with `'` as the apostrophe and without Arabic vowel marks."""
     lower = text.lower().replace("\u2019", "'")
     return lower if lower.isascii() else re.sub("[\u064b-\u0652]", "", lower)
 
@@ -99,7 +99,7 @@ def hinted(text: str) -> Hinted:
 
 
 def weighty_words(text: str) -> Collection[str]:
-    """Return the words, in lower case, that mark parts of a text as important."""
+    """Return the words, in lower case, that mark parts of `text` as important."""
     return _words("matters", _scripts(text)).within(without_unseen(text.lower().replace("\n", " ")))
 
 
@@ -114,7 +114,7 @@ def _words(name: str, scripts: int) -> _Words:
 
 
 def _scripts(text: str) -> int:
-    """Return a bit mask of the scripts in a text: 0 for ASCII, otherwise 1 plus a bit for each script in `_SCRIPTS`."""
+    """Return a bit mask of the scripts in `text`: 0 for ASCII, otherwise 1 plus a bit for each script in `_SCRIPTS`."""
     if text.isascii():
         return 0
     if re.search("[\u0370-\u06ff\u3040-\ud7a3]", text) is None:

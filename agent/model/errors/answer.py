@@ -199,7 +199,7 @@ class _AnswerReader:
 
 
 def _parsed(text: str) -> object:
-    """Return the JSON value at the beginning of a text; None if there is no such value or the value is very long."""
+    """Return the JSON value at the beginning of `text`; None if there is no such value or it is very long."""
     end = max(text.rfind("}"), text.rfind("]"))
     if 0 < end < 100_000:
         with suppress(ValueError, RecursionError):
@@ -222,4 +222,4 @@ _NAMING: Final = frozenset(
 _SAYING: Final = ("message", "msg", "detail", "error", "description", "title", "raw", "body", "text", "reason", "hint")
 """Parts of field names. A field whose name contains one of them describes the error."""
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
-"""Pattern of an error name. Any other text could be a sentence or a key."""
+"""Pattern for an error name. Any other text could be a sentence or a key."""

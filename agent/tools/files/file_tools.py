@@ -156,7 +156,7 @@ async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle
 
 
 def encoding_of(data: bytes) -> str | None:
-    """Return the encoding of a text, detected from its beginning, or None if the data is not text."""
+    """Return the encoding of `data`, detected from its beginning, or None if it is not text."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in data:
@@ -185,7 +185,7 @@ def _read(workspace: WorkspaceHandle, parts: PathParts, asked: _Read, room: int)
 
 
 def _excerpt(stream: TextIO, name: str, asked: _Read, *, room: int, note: str = "") -> str:
-    """Return as many numbered lines of a text as fit into `room` characters, and a hint on how to read on."""
+    """Return as many numbered lines of the stream as fit into `room` characters, and a hint on how to read on."""
     rows, offset, column = list[str](), asked.offset, asked.column
     total, is_full, more = 0, False, ""
     for total, (line, length) in enumerate(_lines(stream, column - 1 + room), start=1):
@@ -266,7 +266,7 @@ def _replaced(text: str, old: str, new: str, path: str, *, is_all: bool) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Return the part of a text that is most similar to `old`, which the text does not contain."""
+    """Return the part of `text` that is most similar to `old`, which `text` does not contain."""
     lines = text.splitlines()[:5_000]  # comparing more text would be too slow
     wanted = [_folded(line) for line in old.strip("\r\n").splitlines()] or [""]
     folded = [_folded(line) for line in lines]

@@ -109,7 +109,7 @@ def fetch_tool(
 
 
 def check_secret(written: str, holds_secret: Callable[[str], bool]) -> None:
-    """Raise `ToolError` if a text contains a secret from the configuration."""
+    """Raise `ToolError` if `written` contains a secret from the configuration."""
     if holds_secret(written):
         raise ToolError("the request contains a secret from the gateway's configuration, so it was not sent")
 
