@@ -55,7 +55,7 @@ log = structlog.get_logger()
 
 READ_AGAIN = "Instructions that have left your view, read again before you go on: "
 MAX_NAMED = 8
-"""Maximum number of instruction files that the model is told to read again. The ones it read last are named."""
+"""Maximum number of instruction files that the model is told to read again. The most recently read are named."""
 _READING = re.compile(r"read|view|open|cat|get_|terminal|shell|bash|command|more_tools|skill")
 _NAME = re.compile(
     r"(?<![\w.-])(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CRUSH|WARP|HERMES|SOUL|SKILL|CONVENTIONS|CONTRIBUTING|RULES|GUIDELINES"
@@ -105,7 +105,7 @@ def keep_debt(db: Connection, session_id: SessionId, *, owes_notes: bool) -> Non
 
 @locks(chat="job.conversation.chat_id")
 def settle_notes(db: Connection, job: CompressionJob, system: str) -> None:
-    """Record that the notes of a job were taken. Replace the child session's system prompt if it is not sent yet."""
+    """Record that the notes of a job were taken. Replace the child session's system prompt if not yet sent."""
     keep_debt(db, job.view.session.id, owes_notes=False)
     sessions.renew_system_prompt(db, job.conversation.lineage_id, _child_prompt(job, system))
 

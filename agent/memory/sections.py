@@ -28,7 +28,7 @@ CONTEXT_FILES: Final = ("AGENTS.md", "CLAUDE.md", ".cursorrules")
 MAX_CHARACTERS = 20_000
 """Maximum number of characters of a persona or context file. The middle of a longer file is left out."""
 SHARE_PERCENT = 10
-"""Token limit for all notes together, as a percentage of the threshold. The same limit applies to all other sections."""
+"""Token limit for all notes together, as a percentage of the threshold. All other sections have the same limit."""
 _ABOUT_NOTES = """\
 # Memory
 Notes from this chat at the start of this session: `MEMORY.md` about the work, `USER.md` about the people. Let them \

@@ -128,7 +128,7 @@ class ModelRequest:
     max_output_tokens: int | None
     """Output limit. None for a summary, which must not be cut off."""
     output_cap: int | None = None
-    """Highest output limit that model and context allow. It applies if the API requires a limit and none is set."""
+    """Highest output limit that the model and the context allow. It applies if the API requires a limit and none is set."""
     style: WireStyle = field(default_factory=WireStyle)
     reasoning_effort: ReasoningEffort | None = None
     """Reasoning effort chosen for the conversation. None: the effort in the model's settings."""

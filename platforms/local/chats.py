@@ -291,7 +291,7 @@ class ChatStream:
 
 
 async def encode(fragment: str, event_id: str) -> bytes:
-    """Encode a server-sent event, in a thread if it is long, because 50,000 lines take some milliseconds."""
+    """Encode a server-sent event, in a thread if it is long, because 50,000 lines take a few milliseconds."""
 
     def encoded() -> bytes:
         lines = with_newlines(fragment).replace("\n", "\ndata: ")

@@ -109,7 +109,7 @@ class Site:
         return html(self.parts.pages.plain("Signing in", "One moment …", "enter.js"))
 
     async def _offline(self, request: web.Request) -> web.StreamResponse:
-        """Return the page that browsers store in advance, to show it while the gateway cannot be reached."""
+        """Return the page that browsers store in advance and show while the gateway cannot be reached."""
         line = "This page reloads by itself as soon as the gateway answers. Nothing that you sent is lost."
         return html(self.parts.pages.plain("The gateway cannot be reached", line, "offline.js"))
 

@@ -178,7 +178,7 @@ def person_of(row: Message) -> str:
 
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
-    """Return the rule that a sentence withdraws (None if unclear), and True if it has a word in common with a rule."""
+    """Return the rule that a sentence withdraws (None if unclear), and True if any rule shares a word with it."""
     words = _words(sentence)
     others = (_words(rule.text) for rule in rules)
     shares = (len(words & other) * 100 // max(1, min(len(words), len(other))) for other in others)

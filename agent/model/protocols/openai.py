@@ -119,7 +119,7 @@ _FAULTS: Final = {
     RequestFault.REPLAYED_REASONING: r"\Ainvalid_encrypted_content "
     r"|\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)",
 }
-"""Pattern for each fault. It is searched for in the error's code and parameter (the first line), and in its text."""
+"""Pattern for each fault, matched against the error's code and parameter (the first line) and its text."""
 
 
 def fault_of(error: ModelError) -> RequestFault | None:
