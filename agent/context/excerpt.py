@@ -271,7 +271,7 @@ class _Section:
         return bool(self._order)
 
     def drop(self) -> int:
-        """Drop the next line and return the number of tokens freed: 10 fewer the first time, because a note is added."""
+        """Drop the next line and return the number of tokens freed: 10 fewer the first time, as a note is added."""
         index = self._order.pop()
         self.tokens -= self._sizes[index]
         freed = self._sizes[index] - (0 if self._dropped else 10)

@@ -128,7 +128,7 @@ class ModelRequest:
     max_output_tokens: int | None
     """Output limit. None for a summary, which must not be cut off."""
     output_cap: int | None = None
-    """Highest output limit that the model and the context allow. It applies if the API requires a limit and none is set."""
+    """Highest output limit that the model and the context allow. Used if the API requires a limit and none is set."""
     style: WireStyle = field(default_factory=WireStyle)
     reasoning_effort: ReasoningEffort | None = None
     """Reasoning effort chosen for the conversation. None: the effort in the model's settings."""
@@ -178,7 +178,7 @@ class CallForm:
     """Request fields that set reasoning effort and sampling. After a refusal, `after` returns the next form to try."""
 
     wanted: tuple[ReasoningEffort | None, bool]
-    """Requested reasoning effort, and whether the call has tools."""
+    """Requested reasoning effort, and True if the call has tools."""
     sampling: Mapping[str, float]
     """Temperature and similar settings. Some models accept only one of them, or none."""
     efforts: Sequence[Mapping[str, Any]]

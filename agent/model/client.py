@@ -100,7 +100,7 @@ class RetryPolicy:
     max_attempts: int = 6
     """Maximum number of attempts per call, counting all kinds of errors."""
     first_pause: float = 0.5
-    """Pause after the first attempt. Each later pause is twice as long as the pause before."""
+    """Pause after the first attempt. Each later pause is twice as long as the previous one."""
     max_pause: float = 8.0
     """Longest pause, unless the provider asks for more."""
     max_retry_after: float = 30.0

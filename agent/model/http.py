@@ -117,7 +117,7 @@ class HttpChatModel(HttpModel, ABC):
         sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # if refused, top_p is dropped first
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
-        """Index of the accepted entry of `CallForm.efforts`, by the wanted effort and whether the request has tools."""
+        """Index of the accepted entry of `CallForm.efforts`, for each requested effort, with and without tools."""
         self._faults: frozenset[str] = frozenset()
         self._shape = 0
         """Shape of the message list that the server accepts (see `WireStyle.shape`)."""

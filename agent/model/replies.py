@@ -115,11 +115,11 @@ def _add(body: bytearray, piece: bytes | bytearray) -> None:
 
 
 _VALUE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[,\[{]', re.DOTALL)
-"""Pattern for strings, commas and opening brackets, for counting the values in a JSON text."""
+"""Pattern for strings, commas and opening brackets, for counting the values in JSON text."""
 
 
 def _value(text: bytearray) -> object:
-    """Return the value of a JSON text. Raises `ReplyMalformed` if the text is not JSON or has too many values."""
+    """Return the value of JSON text. Raises `ReplyMalformed` if the text is not JSON or has too many values."""
     most = text.count(b'"') // 2 + sum(map(text.count, (b",", b"[", b"{")))  # an upper bound, ten times as fast
     if most > MAX_VALUES and next(islice(_VALUE.finditer(text), MAX_VALUES, None), None) is not None:
         raise ReplyMalformed(f"the reply, or an event in it, has more than {MAX_VALUES:,} JSON values")

@@ -255,7 +255,7 @@ def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> t
 
 
 def first_doubt(text: str, start: int) -> int:
-    """Return the first index after `start` where a call might begin in a growing text, or else the text's length."""
+    """Return the first index after `start` where a call might begin in growing text, or else the length of the text."""
     for begin in islice(_BEGIN.finditer(text, start), MAX_MARKERS):
         if _BEGUN.match(text, begin.start()) is not None and not is_code(text[: begin.start()]):
             return begin.start()
@@ -273,7 +273,7 @@ def is_code(before: str) -> bool:
 
 
 def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str, str, str]], int, bool]:
-    """Return calls at `position` as (name, arguments, source), the index after them, and whether no wrapper is open."""
+    """Return calls at `position` as (name, arguments, source), the index after them, and True if no wrapper is open."""
     calls: list[tuple[str, str, str]] = []
     depth = 0
     while position < len(text):

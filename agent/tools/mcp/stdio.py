@@ -207,7 +207,7 @@ async def _log_errors(process: Process, name: str, last: deque[str]) -> None:
 
 
 def weight(data: bytes) -> int:
-    """Return the estimated memory use of a JSON text after parsing, in bytes."""
+    """Return the estimated memory use of JSON text after parsing, in bytes."""
     return 4 * len(data) + 64 * (data.count(b"[") + data.count(b"{")) + 32 * data.count(b",")
 
 
