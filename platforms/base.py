@@ -24,7 +24,7 @@ class Capabilities:
     preview_interval_seconds: float
     """Minimum time between two previews in one direct chat, in seconds."""
     shared_preview_interval_seconds: float
-    """Minimum time between two previews in groups, in seconds. Platforms limit edits more strictly there."""
+    """Minimum time between two previews in groups, in seconds. Platforms limit edits in groups more strictly."""
     has_buttons: bool
     typing_seconds: float | None
     """Seconds for which a typing indicator stays visible, or None if the platform has no typing indicator."""
@@ -88,7 +88,7 @@ class OutboundFile:
     content: bytes | Callable[[], bytes]
     """Content of the file, or a function that reads the stored file, which may have been deleted."""
     attachment_id: int | None = None
-    """Row id of a stored file."""
+    """Database id of the file, if the file is stored."""
 
     async def read(self) -> bytes:
         """Return the content. Raises `MessageRejected` if it was deleted, and `PlatformUnavailable` on a disk error."""
@@ -115,7 +115,7 @@ class TextKind(StrEnum):
     FAILURE = "failure"
     """Error that ended a turn. `/retry` runs the turn again."""
     ERROR = "error"
-    """Other error."""
+    """Any other error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

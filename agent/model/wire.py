@@ -45,7 +45,7 @@ BEGINS_LATER = f"{NOTICE} Earlier messages are not shown."
 STRICT = 1
 """Shape for strict servers: call ids of nine letters and digits, no empty texts, and an answer after tool results."""
 TEXT = 2
-"""Shape with only alternating user and assistant texts. The system prompt and tool calls also become such texts."""
+"""Shape of alternating user and assistant text messages only. The system prompt and tool calls become text, too."""
 GO_ON = f"{NOTICE} There is no new message. Continue from here."
 """User message appended if the list ends with an answer. Not every server continues an answer."""
 
@@ -256,7 +256,7 @@ def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
 
 
 def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireStyle) -> None:
-    """Add a user message for adjacent rows. A row after one with the same sender and turn gets no time stamp."""
+    """Add a user message for adjacent rows. A row with the sender and turn of the row before gets no time stamp."""
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
         traced.add({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])}, rows[0])
         return

@@ -31,7 +31,7 @@ class EntryKind(StrEnum):
     FAILURE = "failure"
     """Error that ended a turn, which `/retry` runs again."""
     ERROR = "error"
-    """Other error."""
+    """Any other error."""
     DIVIDER = "divider"
     """Start of a new conversation."""
     CONDENSED = "condensed"

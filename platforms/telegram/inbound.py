@@ -222,7 +222,7 @@ def read_migration(update: Update) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ReachChange:
-    """Change in whether the bot can write to a chat, for example because a person blocked the bot."""
+    """Change in the bot's ability to write to a chat, for example because a person blocked the bot."""
 
     chat_ref: str
     is_reachable: bool

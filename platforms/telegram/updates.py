@@ -46,8 +46,11 @@ from platforms.text import UNREADABLE, known_parts
 log = structlog.get_logger(__name__)
 
 Content: TypeAlias = InboundMessage | EditEvent | CallbackQuery | tuple[str, str] | ReachChange | Exception | None
-"""Content of an update: an event, a pressed button, the old and new id of a migrated group, a change in whether the
-bot can write to a chat, or the error from parsing the update."""
+"""Content of an update.
+
+This is an event, a pressed button, the old and new id of a migrated group, a change in the bot's ability to write to a
+chat, or the error from parsing the update.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class _SearchState:
     left_out: list[str] = field(default_factory=list)
     """Files that need too much memory to search."""
     is_cut: bool = False
-    """True if the search reached a limit before the end."""
+    """True if the search hit a limit before it was finished."""
 
 
 class _Search(Arguments, frozen=True):

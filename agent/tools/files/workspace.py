@@ -108,7 +108,7 @@ class WorkspaceHandle:
     name: str
     settings: WorkspaceSettings
     lock: threading.Lock
-    """Held while this process writes to the workspace."""
+    """Lock that this process holds while it writes to the workspace."""
 
     @contextmanager
     def open_folder(self, parts: PathParts, *, is_made: bool = False) -> Iterator[int]:

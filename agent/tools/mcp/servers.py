@@ -200,7 +200,7 @@ class ServerRegistry:
         return {name: tool for handle in self._handles.values() for name, tool in handle.tools.items()}
 
     def why_missing(self, name: str) -> str | None:
-        """Return why a tool is missing if its server is configured but not connected; otherwise None."""
+        """Return the reason why a tool is missing if its server is configured but not connected; otherwise None."""
         server = name.partition("__")[0]
         handle = self._handles.get(server)
         return None if handle is None or handle.status.state is ServerState.CONNECTED else handle._why_down()

@@ -219,7 +219,7 @@ class LineReader:
         self._line, self._tail = bytearray(), b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Yield each line that ends in `data`, and whether the whole line was kept."""
+        """Yield each line that ends in `data`, and True if the whole line was kept."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             self._add(part)

@@ -46,7 +46,7 @@ ENVIRON: Final[Mapping[str, str]] = {
 """Complete environment of a command. The gateway's environment contains keys, so none of it is passed on."""
 _NEEDED: Final = {"bwrap": "bubblewrap", "setpriv": "util-linux", "unshare": "util-linux"}
 _MAX_COMMAND_BYTES: Final = 100_000
-"""Maximum length of a command in bytes. Linux accepts 128 KiB in an argument."""
+"""Maximum length of a command in bytes. Linux accepts at most 128 KiB per argument."""
 
 _PROC = ("--proc", "/proc", "--remount-ro", "/proc")
 """Options that mount `/proc` with the sandbox's own processes. It is read-only, because commands could otherwise change

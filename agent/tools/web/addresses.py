@@ -62,7 +62,7 @@ def host_of(url: "URL") -> str:
 
 
 def checked_url(text: str, hosts: WebSettings) -> "URL":
-    """Return a string as a URL. Raises `ToolError` if requests to this URL are not allowed."""
+    """Parse a URL. Raises `ToolError` if requests to this URL are not allowed."""
     from yarl import URL
 
     text = text.strip()
