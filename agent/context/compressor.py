@@ -102,7 +102,7 @@ class _Plan:
     """The new handoff, before its text is written."""
     pruned: int
     content_tokens: int
-    """Tokens of the rows that leave the view."""
+    """Number of tokens in the rows that leave the view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

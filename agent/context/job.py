@@ -77,7 +77,7 @@ class CompressionJob:
     keep_turns: int | None
     tokens_before: EstimatedTokens
     grown: int = 0
-    """Tokens by which the prompt grew while the compression was prepared."""
+    """Number of tokens by which the prompt grew while the compression was prepared."""
     must_shrink: bool
     """True if the conversation cannot continue without a compression."""
     message_limit: int | None = None

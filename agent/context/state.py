@@ -43,7 +43,7 @@ class UnverifiedCompression(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens_before: int
     grown: int = 0
-    """Tokens by which the prompt grew while the compression was prepared. They do not count against the compression."""
+    """Tokens added to the prompt while the compression was prepared. They do not count against the compression."""
 
 
 class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

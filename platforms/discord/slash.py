@@ -91,7 +91,7 @@ class CommandRefused(app_commands.CheckFailure):
 
 
 class SlashCommands(app_commands.CommandTree[GatewayClient]):
-    """Slash commands and buttons of one client, passed on as command lines. A refusal is private and not stored."""
+    """Converts one client's slash commands and buttons to command lines. Only the person sees a refusal."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class Entry:
     files: tuple[str, ...] = ()
     """Names of uploaded files that are not stored."""
     stored: tuple[SentFile, ...] = ()
-    """Uploaded files."""
+    """Uploaded files that are stored."""
     sent: SentFile | None = None
     """File that the agent sent to the chat."""
     buttons: tuple[Button, ...] = ()

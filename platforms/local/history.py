@@ -98,7 +98,7 @@ def first_unread(entries: Sequence[Entry], until: Millis | None) -> str | None:
 
 
 def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:
-    """Return those of the given platform ids that are in the chat's transcript."""
+    """Return the platform ids in `refs` that occur in the chat's transcript."""
     chat = find_chat(db, key)
     return frozenset() if chat is None else chats.known_refs(db, chat.id, refs)
 

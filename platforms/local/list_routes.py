@@ -127,7 +127,7 @@ def _key(request: web.Request, person: WebPerson) -> ChatKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListEntry:
-    """Chat in the list, under the heading `heading`."""
+    """Chat in the list, with the `heading` under which it is listed."""
 
     chat: ListedChat
     heading: str

@@ -71,7 +71,7 @@ class Parts:
         return guarded
 
     def said(self, sentence: str, trigger: str, macro: str = "said") -> web.Response:
-        """Return a response that shows what happened. The page reacts to the event `trigger` and loads what changed."""
+        """Return a response that shows what happened. The page reacts to the event `trigger` and loads the changes."""
         response = html(self.pages.fragment(macro, sentence))
         response.headers["HX-Trigger"] = trigger
         return response
