@@ -94,8 +94,8 @@ class SubagentRunner:
     ) -> str:
         """Run the sub-agent that a tool call requests, and return its report.
 
-        After an interruption, the sub-agent continues from its stored rows. While the store is unavailable, it waits.
-        Raises `ToolError` if there is no report.
+        After an interruption, the sub-agent continues from its stored rows. While the store is unavailable, the
+        sub-agent waits. Raises `ToolError` if there is no report.
         """
         access = SubagentAccess(access=self.access, person=parent.started_by)
         for name in tools or ():

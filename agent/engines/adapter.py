@@ -79,7 +79,7 @@ class PluginEngine:
     compress_seconds: float = 120.0
     """Time limit in seconds for `compress` and for tools, which may call a model."""
     quick_seconds: float = 5.0
-    """Time limit in seconds for all other calls of an engine than `compress` and tools."""
+    """Time limit in seconds for engine calls other than `compress` and tools."""
     _handles: OrderedDict[LineageId, EngineHandle] = field(default_factory=OrderedDict, init=False)
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:

@@ -201,7 +201,7 @@ class GatewayClient(discord.Client):
     async def calling(self, seconds: float, *, is_read: bool = False) -> AsyncIterator[None]:
         """Run the SDK calls in the block with a time limit and the client's base URL. Raises only `PlatformError`.
 
-        Raises the errors of `rest_errors`, and also `PlatformUnavailable` if the client is closed or not logged in.
+        This includes the errors of `rest_errors`, and `PlatformUnavailable` if the client is closed or not logged in.
         """
         if self.is_closed() or self.user is None:
             raise PlatformUnavailable("not connected to Discord")
