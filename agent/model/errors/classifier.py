@@ -92,7 +92,7 @@ def _names_messages(answer: ErrorAnswer) -> bool:
 def _blames_request(answer: ErrorAnswer) -> bool:
     """Return True if the request itself is invalid, so that a retry would be pointless.
 
-    This is decided by the status. Only if the status is missing or a server error, the text of the response decides.
+    The status decides. If it is missing or a server error, the text of the response decides instead.
     """
     if answer.status in _REQUEST_FAULTS:
         return True

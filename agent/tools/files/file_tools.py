@@ -48,7 +48,9 @@ class _Read(Arguments, frozen=True):
     path: Annotated[str, Meta(description="Path in the workspace, or an id such as m123.")]
     offset: Annotated[int, Meta(ge=1, description="First line.")] = 1
     limit: Annotated[int, Meta(ge=1, le=5_000, description="Maximum lines.")] = 500
-    column: Annotated[int, Meta(ge=1, description="Character at which to start in the first line, if that line is very long.")] = 1
+    column: Annotated[
+        int, Meta(ge=1, description="Character at which to start in the first line, if that line is very long.")
+    ] = 1
 
 
 class _Write(Arguments, frozen=True):
