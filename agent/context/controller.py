@@ -174,9 +174,9 @@ class ContextController:
     async def after_overflow(
         self, conversation: ConversationRef, model: ModelHandle, error: ContextOverflow | None
     ) -> bool:
-        """Compress a prompt that is too long. Return False if that did not help.
+        """Compress a prompt that is too long. Return False if that does not help.
 
-        A pending compression is committed first. If it did not help, another compression follows.
+        A pending compression is committed first. If that does not help, another compression follows.
 
         `error`: the provider's refusal, or None if the prompt was not sent.
         """

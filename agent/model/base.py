@@ -136,7 +136,7 @@ class ModelRequest:
     view: tuple[SessionId, int] | None = None
     """Session whose prompt these rows form, and the session's version. None: the rows are not a session's prompt."""
     cache_key: str = ""
-    """Key that lets providers route requests whose prompts begin alike to the same cache. Empty for a request that is
+    """Key that lets providers route requests with the same prompt prefix to the same cache. Empty for a request that is
     sent only once. Such a request is not marked for caching, because writing to the cache costs a quarter more.
     """
 

@@ -119,7 +119,7 @@ class RowTokenCache:
     def text_tokens(
         self, row: Message, max_result_characters: int, *, is_shared: bool = False, reasoning_of: str = ""
     ) -> int:
-        """Return a row's estimated tokens, without images and not adjusted to the model.
+        """Return the estimated number of tokens in a row, without images and not adjusted to the model.
 
         `reasoning_of`: the model whose reasoning is sent.
         """

@@ -200,7 +200,7 @@ class ChatReplyBuilder(ReplyBuilder):
         return self.built(is_cut_off=self._finish == "length", reasoning=self.stored_reasoning)
 
     def stored_reasoning(self, thought: str) -> Reasoning | None:
-        """Return the reasoning to store. If the server sent reasoning details, the text is left out: they include it.
+        """Return the reasoning to store. Reasoning details from the server replace the text, because they include it.
 
         `thought`: text between think tags, for servers that do not separate the reasoning.
         """

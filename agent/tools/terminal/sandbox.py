@@ -3,9 +3,9 @@
 With bubblewrap, a command sees only one folder and, read-only, the machine's programs. It sees no other files,
 processes or environment variables, and has no network unless the operator allows it. The sandbox needs no privileges.
 
-bubblewrap's own `--die-with-parent` is not enough. If bubblewrap is killed while it starts other processes, those run
-forever. So bubblewrap runs as the first process of a PID namespace, whose processes the kernel kills when bubblewrap
-ends. The command waits (at the "gate") until the gateway has set its limits.
+bubblewrap's own `--die-with-parent` is not enough. If bubblewrap is killed while it starts other processes, those
+processes run forever. So bubblewrap runs as the first process of a PID namespace, whose processes the kernel kills when
+bubblewrap ends. The command waits (at the "gate") until the gateway has set its limits.
 
 Control groups limit memory and the number of processes. They include memory that no process owns, such as shared
 memory, files in memory and pipe buffers. Version 2 needs a group that belongs to the gateway (`Delegate=` in its
