@@ -57,7 +57,7 @@ class SignalHandler:
         self.stopping.set()
 
     def _hang_up(self) -> None:
-        """Stop if the terminal was closed. Without a terminal, reload. A closed terminal can cause two calls."""
+        """Stop if the terminal was closed. Without a terminal, reload. Closing a terminal can cause two calls."""
         if not self._terminals:
             self.reload_asked.set()
             return

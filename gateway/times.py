@@ -12,7 +12,7 @@ def format_time(at: Millis, zone: tzinfo | None = UTC) -> str:
 
 
 def parse_time(text: str, zone: tzinfo | None = UTC) -> Millis:
-    """Parse a date or a date with a time. A time without a UTC offset is in `zone`. Raises `CommandError` if invalid.
+    """Parse a date, with or without a time. Times without a UTC offset are in `zone`. Raises `CommandError` if invalid.
 
     >>> format_time(parse_time("2026-03-31T14:00+02:00"))
     '2026-03-31 12:00 UTC'

@@ -130,7 +130,7 @@ def track(tasks: set[asyncio.Task[T]], task: asyncio.Task[T]) -> asyncio.Task[T]
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> int:
-    """Cancel the running tasks and wait for them to end. Return their number."""
+    """Cancel the running tasks and wait for them to end. Return how many were cancelled."""
     running = {task for task in tasks if not task.done()}
     for task in running:
         task.cancel()

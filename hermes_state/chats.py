@@ -63,7 +63,7 @@ def meet_chat(
 
 @locks(chat="chat_id")
 def note_reach(db: Connection, chat_id: ChatId, since: Millis | None) -> bool:
-    """Store when the bot lost access to a chat (`since`), or that it has access (None). Return False if unchanged."""
+    """Store when the bot lost access to a chat (`since`), or None if it has access. Return False if nothing changed."""
     query = """UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
     WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)"""
     return db.execute(query, {"id": chat_id, "since": since}).rowcount > 0
@@ -75,13 +75,13 @@ def is_unreachable(db: Connection, chat_id: ChatId) -> bool:
 
 
 def find_chat(db: Connection, key: ChatKey) -> Chat | None:
-    """Load the chat with this key; None if unknown."""
+    """Load the chat with this key, or return None if there is none."""
     query = f"SELECT {_COLUMNS} FROM chats WHERE {_IS_CHAT}"
     return select_one(db, Chat, query, astuple(key))
 
 
 def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
-    """Load all chats with this platform id and thread: several if `sessions.groups` is `per_user`, else at most one."""
+    """Load all chats with this platform id and thread. Without `sessions.groups: per_user`, there is at most one."""
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ?"
     return select(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref))
 
@@ -103,7 +103,7 @@ def load_chat(db: Connection, chat_id: ChatId) -> Chat:
 
 
 def load_label(db: Connection, chat_id: ChatId) -> str:
-    """Return the chat's display name: a group's title, or the person who wrote last; empty if unknown."""
+    """Return the chat's display name: a group's title, or the person who wrote last. Empty if unknown."""
     query = f"""SELECT {chat_label("a.lineage_id")} FROM chats c
     LEFT JOIN sessions a ON a.id = c.active_session_id WHERE c.id = ?"""
     return scalar(db, str, query, (chat_id,))

@@ -119,7 +119,7 @@ class CompressionPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_points(db: Connection, chat_id: ChatId, since: int, until: int = 2**62) -> list[CompressionPoint]:
-    """Load the compressions of a chat's conversations from `since` to before `until`, oldest first."""
+    """Load the compressions of a chat's conversations from `since` up to, but not including, `until`, oldest first."""
     query = f"""SELECT s.key AS session, s.started_at AS at, k.tokens_before, k.tokens_after,
       k.undone_by IS NOT NULL AS is_undone,
       k.undone_by IS NULL AND s.lineage_id = coalesce(a.lineage_id, 0) AND NOT EXISTS (

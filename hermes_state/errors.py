@@ -104,7 +104,7 @@ class ModelError(HermesError):
 
     message: str
     retry_after: float | None = field(default=None, kw_only=True)
-    """Seconds to wait before the next call, if the provider says so."""
+    """Seconds to wait before the next call, if the provider states a time."""
     usage: CanonicalUsage | None = field(default=None, init=False)
     """Usage that the provider reported before the failure. The call is still billed."""
     reported_cost: MicroUsd | None = field(default=None, init=False)
@@ -177,7 +177,7 @@ class ImageFault(StrEnum):
 
     UNSUPPORTED = "unsupported"  # the model accepts no images
     TOO_LARGE = "too_large"
-    """Too many bytes or pixels, or the whole request is too large because of its images."""
+    """The image has too many bytes or pixels, or the whole request is too large because of its images."""
     TOO_MANY = "too_many"
     UNREADABLE = "unreadable"  # this image cannot be processed; others may work
 

@@ -112,13 +112,13 @@ _COLUMNS = columns(InboxRow, "inbox")
 
 
 def find_new(db: Connection, platform: str, account: str, event_ref: str) -> InboxId | None:
-    """Return the id of a stored event whose state is `new`; None if there is none."""
+    """Return the id of a stored event if its state is `new`, otherwise None."""
     query = "SELECT id FROM inbox WHERE platform = ? AND account = ? AND event_ref = ? AND state = 'new'"
     return scalar_or_none(db, InboxId, query, (platform, account, event_ref))
 
 
 def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None = None) -> InboxId | None:
-    """Store an event, claimed by the turn `turn_id` if given. Return None if the event was stored before."""
+    """Store an event, claimed by the turn `turn_id` if given. Return None if the event is already stored."""
     state = InboxState.NEW if turn_id is None else InboxState.CLAIMED
     stored = {"payload": _encode(row.payload).decode(), "received_at": now, "state": state, "turn_id": turn_id}
     query = """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name,
@@ -135,7 +135,7 @@ def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:
 
 
 def load(db: Connection, inbox_id: InboxId) -> InboxRow | None:
-    """Load an unsettled row; None if it is settled or unknown."""
+    """Load an unsettled row. Return None if the row is settled or unknown."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE id = ? AND state IN ('new','claimed')"
     return select_one(db, InboxRow, query, (inbox_id,))
 
@@ -185,18 +185,18 @@ def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
 
 @locks(inbox="inbox_id")
 def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) -> bool:
-    """Settle an open row. Return False if it was settled before."""
+    """Settle an open row. Return False if it is already settled."""
     return settle_where(db, state, now, "id = ? AND state IN ('new','claimed')", inbox_id) == 1
 
 
 def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *parameters: object) -> int:
-    """Settle the rows that match `where`, which must exclude settled rows. Return their number."""
+    """Settle the rows that match `where`, which must exclude settled rows. Return how many were settled."""
     query = f"UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE {where}"
     return db.execute(query, (state, now, *parameters)).rowcount
 
 
 def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, now: Millis) -> int:
-    """Drop the waiting messages of a chat, or of one person in it. Return their number."""
+    """Drop the waiting messages of a chat, or of one person in it. Return how many were dropped."""
     where = f"chat_id = ? AND {WAITS} AND kind <> 'command' AND sender_ref = coalesce(?, sender_ref)"
     return settle_where(db, InboxState.DROPPED, now, where, chat_id, sender_ref)
 
@@ -207,14 +207,14 @@ def let_join(db: Connection, inbox_id: InboxId) -> None:
 
 
 def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
-    """Queue a chat's waiting steers for the next turn, because the turn to join has ended. Return their number."""
+    """Queue a chat's waiting steers for the next turn, because their turn has ended. Return how many were queued."""
     query = f"UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND {WAITS} AND mode = 'steer'"
     return db.execute(query, (chat_id,)).rowcount
 
 
 @locks(EVERYTHING)
 def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
-    """Queue the waiting steers of people who are no longer allowed to steer. Return their number.
+    """Queue the waiting steers of people who are no longer allowed to steer. Return how many were queued.
 
     `may_steer` is called inside the transaction, so that no new steer is missed.
     """
@@ -243,7 +243,7 @@ _TEXT = "coalesce({1}.text, CASE {0}.payload WHEN '' THEN '' ELSE json_extract({
 
 
 def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMessage | None:
-    """Load the stored message with this platform id; None if there is none."""
+    """Load the stored message with this platform id, or return None if there is none."""
     parameters = {"chat_id": chat_id, "ref": message_ref, "prefix": len(EDIT_PREFIX)}
     query = f"""SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id,
       CASE WHEN n.id IS NULL THEN {_TEXT.format("i", "m")}

@@ -143,7 +143,7 @@ def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: User
 
 
 def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
-    """Add the chat's waiting steers to its turn. Return their number; 0 for a sub-agent. Raises `TurnMoved`."""
+    """Add the chat's waiting steers to its turn. Return how many were added (0 for a sub-agent). Raises `TurnMoved`."""
     turn = require_running(db, claim)
     waiting = inbox.load_waiting(db, turn.chat_id) if turn.parent is None else []
     rows = [row for row in waiting if row.mode is inbox.InboxMode.STEER]

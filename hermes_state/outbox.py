@@ -147,7 +147,7 @@ OPEN = "state IN ('pending','sending','ambiguous')"  # SQL condition for rows th
 
 @locks(chat="reply.chat_id")
 def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply | None = None) -> OutboxRow | None:
-    """Store a reply. Return None if its `dedupe_key` was stored before.
+    """Store a reply. Return None if its `dedupe_key` is already stored.
 
     `rendered` holds the parts of a reply that the caller will send as soon as this is committed. If the caller still
     owns the account, this stores the parts and begins the send, like `begin_send`.
@@ -172,7 +172,7 @@ def _insert_parts(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart
 
 
 def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
-    """Return the chat of the stored reply with this `dedupe_key`; None if there is none."""
+    """Return the chat of the stored reply with this `dedupe_key`, or None if there is none."""
     return scalar_or_none(db, ChatId, "SELECT chat_id FROM outbox WHERE dedupe_key = ?", (dedupe_key,))
 
 

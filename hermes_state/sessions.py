@@ -66,7 +66,7 @@ MIN_KEY_PREFIX = 4  # shortest key prefix that people can look up
 
 _COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
-"""SQL expression for the conversation key of session `s`. This is its own key if the first session was removed."""
+"""SQL expression for the conversation key of session `s`. If the first session was removed, it is the key of `s`."""
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -122,13 +122,13 @@ def get_compression_tip(db: Connection, session_id: SessionId) -> SessionId:
 
 
 def load_active(db: Connection, chat_id: ChatId) -> Session | None:
-    """Load the chat's active session, which may have ended; None before the first message."""
+    """Load the chat's active session, which may have ended. Return None before the first message."""
     query = f"SELECT {_COLUMNS} FROM sessions WHERE id = (SELECT active_session_id FROM chats WHERE id = ?)"
     return select_one(db, Session, query, (chat_id,))
 
 
 def load_open(db: Connection, chat_id: ChatId) -> Session | None:
-    """Load the session that the chat's next message will join; None if that message will start a new session."""
+    """Load the session that the chat's next message will join. Return None if that message will start a new session."""
     active = load_active(db, chat_id)
     return active if active is not None and active.ended_at is None else None
 
@@ -296,7 +296,7 @@ def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
 
 
 def load_title(db: Connection, lineage_id: LineageId) -> str | None:
-    """Load a conversation's title, which is the newest title of its sessions; None if no session has one."""
+    """Load a conversation's title, which is the newest title of its sessions. Return None if no session has one."""
     query = "SELECT title FROM sessions WHERE lineage_id = ? AND title IS NOT NULL ORDER BY depth DESC LIMIT 1"
     return scalar_or_none(db, str, query, (lineage_id,))
 

@@ -48,7 +48,7 @@ def left_out(characters: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in singular or plural.
+    """Return a number with its noun, in the singular or plural.
 
     >>> counted(1, "message"), counted(1_200, "message"), counted(2, "summary"), counted(2, "day"), counted(2, "push")
     ('1 message', '1,200 messages', '2 summaries', '2 days', '2 pushes')

@@ -66,7 +66,7 @@ def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> l
 
 
 def load_offer(db: Connection, session_id: SessionId) -> list[str] | None:
-    """Load the names of the tools offered in a session; None if they have not been chosen yet."""
+    """Load the names of the tools offered in a session. Return None if they have not been chosen yet."""
     stored = scalar_or_none(db, str, "SELECT names FROM tool_offers WHERE session_id = ?", (session_id,))
     return None if stored is None else msgspec.json.decode(stored, type=list[str])
 

@@ -180,7 +180,7 @@ def load_own_rows(
 ) -> Transcript:
     """Load at most `limit` messages of a session from `since_seq` on, ignoring view edits.
 
-    `preceding` is the part of the transcript before these messages. Its last rows share equal values with them.
+    `preceding` is the part of the transcript before these messages. Values equal to those of its last rows are shared.
     """
     rows = db.execute(_OWN_ROWS, (session_id, since_seq, _NO_LIMIT if limit is None else limit)).fetchall()
     return _messages(rows, preceding)
@@ -192,7 +192,7 @@ def load_message(db: Connection, message_id: MessageId) -> Message:
 
 
 def load_sender_name(db: Connection, turn_id: TurnId, sender_ref: UserRef) -> str | None:
-    """Return the name that a person used in a turn; None if the person wrote nothing in it."""
+    """Return the name that a person used in a turn, or None if the person wrote nothing in it."""
     query = "SELECT sender_name FROM messages WHERE turn_id = ? AND sender_ref = ? ORDER BY id DESC LIMIT 1"
     return scalar_or_none(db, str, query, (turn_id, sender_ref))
 
@@ -204,7 +204,7 @@ def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:
 
 
 def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId], reason: str, now: Millis) -> int:
-    """Hide rows from the model and return their number. Compressions that were planned earlier are then refused."""
+    """Hide rows from the model. Return how many were hidden. Compressions planned earlier are then refused."""
     rows = [(session_id, session_id, message_id, message_id, reason, now) for message_id in message_ids]
     query = """INSERT INTO view_edits
     SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?

@@ -101,7 +101,7 @@ def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
 
 
 def find_unended(db: Connection, turn: TurnClaim) -> RunningTurn | None:
-    """Load a claimed turn. None if it has ended or its epoch has changed."""
+    """Load a claimed turn, or return None if it has ended or its epoch has changed."""
     where = "t.id = ? AND t.epoch = ? AND t.state IN ('running','waiting')"
     return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
 
@@ -149,7 +149,7 @@ def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> N
 
 
 def load_previews(db: Connection, turn_ids: Iterable[TurnId], known: Mapping[TurnId, int]) -> list[StoredText]:
-    """Load the previews of running turns. Also load the turns whose epoch differs from the epoch in `known`."""
+    """Load the previews of running turns. If a turn's epoch differs from the one in `known`, also load the turn."""
     query = """SELECT t.epoch, p.text FROM previews p JOIN turns t ON t.id = p.turn_id
     WHERE p.turn_id = ? AND t.state = 'running'"""
     found = []

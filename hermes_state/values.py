@@ -175,7 +175,7 @@ class InboundMessage:
     attachments: tuple[IncomingAttachment, ...] = ()
     quote: Quote | None = None
     words_by: str | None = None
-    """Original author of a forwarded text; empty if unknown. None: the sender wrote the text."""
+    """Original author of a forwarded text (empty if unknown), or None if the sender wrote the text."""
     ticket: str | None = None
     """Token for a direct reply to a slash command. It is valid for minutes, and only in this process."""
 
@@ -345,7 +345,7 @@ def recall_id(message_id: int) -> str:
 
 
 def parse_recall_id(text: str) -> MessageId | None:
-    """Return the message id of a recall id; None for any other text.
+    """Return the message id of a recall id, or None for any other text.
 
     >>> parse_recall_id(" M123 ")
     123

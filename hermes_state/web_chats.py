@@ -45,7 +45,7 @@ class ListedChat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown_name(name: str, title: str | None) -> str:
-    """Return the display name of a chat. If no person chose the name in its address, this is its conversation's title.
+    """Return the display name of a chat: its `name`, or its conversation's `title` if no person chose the name.
 
     >>> shown_name("plans", "A week in Rome"), shown_name("chat-0123abcd", "A week in Rome")
     ('plans', 'A week in Rome')
@@ -87,7 +87,7 @@ def load_listed(
 
 
 def find_listed(db: Connection, key: ChatKey) -> ListedChat | None:
-    """Load one chat of the list, archived or not. None if the chat has no message yet, or was deleted."""
+    """Load one chat of the list, archived or not. Return None if the chat has no message yet, or was deleted."""
     values = {**_owner(key), "name": key.chat_ref, "limit": 1}
     return select_one(db, ListedChat, _LISTED.format("name = :name"), values)
 
@@ -109,13 +109,13 @@ def rename(db: Connection, key: ChatKey, name: str) -> None:
 
 @locks(chat="key")
 def pin(db: Connection, key: ChatKey, at: Millis | None) -> None:
-    """Pin a chat to the top of the list, or unpin it (None)."""
+    """Pin a chat to the top of the list, or unpin it if `at` is None."""
     db.execute("UPDATE chats SET pinned_at = ? WHERE id = ?", (at, existing(db, key).id))
 
 
 @locks(chat="key")
 def archive(db: Connection, key: ChatKey, at: Millis | None) -> None:
-    """Move a chat to the archived chats, or back to the list (None)."""
+    """Move a chat to the archived chats, or back to the list if `at` is None."""
     db.execute("UPDATE chats SET archived_at = ? WHERE id = ?", (at, existing(db, key).id))
 
 
@@ -134,7 +134,7 @@ def mark_read(db: Connection, key: ChatKey, ref: str) -> None:
 
 
 def load_read_until(db: Connection, key: ChatKey) -> Millis | None:
-    """Return the time of the newest message that the person has seen; None if they have seen none."""
+    """Return the time of the newest message that the person has seen, or None if they have seen none."""
     chat = find_chat(db, key)
     query = "SELECT m.created_at FROM chats c JOIN messages m ON m.id = c.read_id WHERE c.id = ?"
     return None if chat is None else scalar_or_none(db, Millis, query, (chat.id,))

@@ -81,14 +81,17 @@ def approve_request(
 
 @locks("pairings")
 def deny_request(db: Connection, code_hash: str) -> None:
-    """Deny a pending request. The person can ask again. Raises `CommandError` if it was answered or has expired."""
+    """Deny a pending request. The person can ask again.
+
+    Raises `CommandError` if the request was answered or has expired.
+    """
     if not pairings.deny(db, code_hash):
         raise CommandError("This request was already answered or has expired. Reload the page.")
 
 
 @locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """End a person's pairing, and keep their messages out of running turns. Raises `CommandError` if not paired."""
+    """End a person's pairing, and keep their messages out of running turns. Raises `CommandError` if there is none."""
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:

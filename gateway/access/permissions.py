@@ -44,7 +44,7 @@ class AccessControl:
         live: LiveConfig,
         on_loaded: Callable[[Callable[[UserRef], bool]], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_loaded` is called with `has_access` after each load, and must end work begun by people without access."""
+        """`on_loaded` is called with `has_access` after each load. It must end the work of people without access."""
         self._store = store
         self._live = live
         self._on_loaded = on_loaded

@@ -88,7 +88,7 @@ class LockedChats:
         self._queue = ChatQueue()
         """Chats with work that this node does not serve yet."""
         self._stored_at: dict[ChatId, float] = {}
-        """For each waiting chat whose turn this node stored, the monotonic time just before it did so."""
+        """Monotonic time just before this node stored a chat's turn, for each waiting chat with such a turn."""
         self._taking: asyncio.Task[None] | None = None
 
     @property

@@ -66,12 +66,12 @@ def node_info(config: Config, node_id: str = "") -> NodeInfo:
 
 
 def refuse_early(loaded: LoadedConfig, url: str, *, is_fresh: bool) -> None:
-    """Check the database at `url` without changing it. Raises the error with which a start would fail. Blocks."""
+    """Check the database at `url` without changing it. Raises the error that would prevent a start. Blocks."""
     check_place(loaded.database, url, node_info(loaded.config), SystemClock().now(), is_fresh=is_fresh)
 
 
 class Membership:
-    """Takes this node's seat (see `node.py`). Compares settings with other nodes, and the clock with the server's."""
+    """Takes this node's seat (see `node.py`). Compares its settings with other nodes, and its clock with the server."""
 
     def __init__(self, store: Store, clock: Clock, config: Callable[[], Config]) -> None:
         self.changed = asyncio.Event()
@@ -85,9 +85,10 @@ class Membership:
         return node_info(self._config(), self._store.id)
 
     async def open_seat(self, on_hint: OnHint) -> Seat:
-        """Take the seat. The first call also compares settings with other nodes, and the clock with the server's clock.
+        """Take the seat.
 
-        Later calls must be fast, because turns wait for the seat. Raises the errors of `engines.opening.open_seat`, or
+        The first call also compares settings with other nodes, and the clock with the database server's. Later calls
+        must be fast, because turns wait for the seat. Raises the errors of `engines.opening.open_seat`, or
         `ConfigError` if the settings or the clocks differ.
         """
         seconds = self._config().cluster.seat_seconds

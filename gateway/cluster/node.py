@@ -156,7 +156,7 @@ class Node:
         self.state.duties.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:
-        """Start an unowned duty. If this fails, this or another node takes the duty over at its next sweep."""
+        """Start an unowned duty. If this fails, a node (perhaps this one) takes over the duty at its next sweep."""
         try:
             await self._take_up(duty, seat)
         except Exception as error:  # the error must not affect other duties or chats

@@ -27,7 +27,7 @@ STOPPED = "Compression cancelled; nothing was changed."
 
 
 async def compress(request: CommandRequest) -> CommandResult:
-    """Compress the conversation. The argument is `preview`, `undo`, `here N`, or else the focus of the summary."""
+    """Compress the conversation. The argument is `preview`, `undo`, `here N` or the focus of the summary."""
     argument = request.argument
     word, here = argument.lower(), re.fullmatch(r"here\s+(\d{1,6})", argument, re.IGNORECASE)
     session = await request.load_open_session()

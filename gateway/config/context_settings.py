@@ -99,7 +99,7 @@ class SummaryModelConfig(CallConfig):
 RouteWord: TypeAlias = Annotated[
     str, BeforeValidator(lambda word: "off" if word is False or word == "false" else word), AnyCase
 ]
-"""`auto`, `main`, `off` (which YAML reads as false) or an alias."""
+"""Model of a background task: `auto`, `main`, `off` (which YAML reads as false) or an alias."""
 
 
 class AuxiliaryConfig(BaseConfig):

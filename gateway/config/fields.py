@@ -67,7 +67,7 @@ def _secrets_in(value: object, name: object = "") -> Iterator[str]:
 
 
 _MAY_BE_KEY = re.compile(r"(?!-)(?=.{0,100}[0-9]|.{12}).+", re.DOTALL)
-"""Pattern of values that can be secrets. A short plain word, such as `executes` in `rotate_token: executes`, cannot."""
+"""Pattern of values that can be secrets, unlike a short word such as `executes` in `rotate_token: executes`."""
 
 
 def with_values(block: Block, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Block:

@@ -65,7 +65,7 @@ def _word(old: Chosen, key: KeyPath) -> str:
 
 
 def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
-    """Return the warning about an old key. `where` names the file or variable with the key; `chosen` has all keys."""
+    """Return the warning about an old key. `where` names the file or variable with the key; `chosen` lists all keys."""
     name = ".".join(key)
     if name in FIXED:
         return f"{where}: {name} is no longer a setting and is ignored: remove it; the value is now {FIXED[name]}"

@@ -34,10 +34,11 @@ _HEADER = f"{_MARK}hermes-gateway. All settings: `hermes-gateway config keys`.\n
 
 
 def new_files(home: Path, answers: Mapping[str, str], *, keeps: bool = False) -> Mapping[str, str]:
-    """Return new contents of `config.yaml` and `.env`. `answers` maps variables to values. An empty value removes one.
+    """Return new contents of `config.yaml` and `.env`.
 
-    If `keeps` is True, all other values in the existing files are kept. Raises `ConfigError` if that would change a
-    `config.yaml` that a person wrote, because its comments would be lost.
+    `answers` maps variables to values, or to an empty string to remove one. If `keeps` is True, all other values in the
+    existing files are kept. Raises `ConfigError` if that would change a `config.yaml` that a person wrote, because its
+    comments would be lost.
     """
     config = home / "config.yaml"
     written, env = (_text(config), _text(home / ".env")) if keeps else ("", "")

@@ -30,9 +30,9 @@ from platforms.console import ConsolePage, Values, WebPerson
 
 MAX_NODES = 1_000
 MAX_LABELLED = 60
-"""Maximum number of sessions in a conversation whose tree has room for labels."""
+"""Maximum number of sessions that a conversation's tree can show with labels."""
 CHART_CALLS, CHART_PARTS = 3_000, 300
-"""Maximum number of model calls in the chart, and of points for them. Older sizes come only from compressions."""
+"""Maximum number of model calls in the chart, and of points that show them. Older sizes come from compressions."""
 ENDS = {
     EndReason.RESET: "ended by a reset",
     EndReason.EXPIRED: "ended after a long pause",
@@ -204,10 +204,10 @@ def _drawing(
 
 
 def place(nodes: Sequence[LineageNode]) -> tuple[Mapping[SessionId, SessionId], Mapping[SessionId, int]]:
-    """Return the parent and the lane of each session in the drawing. Lane 0 has the sessions in use.
+    """Return the parent and the lane of each session in the drawing. Lane 0 contains the sessions in use.
 
     In the database, an undo continues the newest session. In the drawing, it continues the session from before the
-    undone compression. The undone sessions become a branch that ends, one lane below.
+    undone compression. The undone sessions become a dead-end branch, one lane below.
     """
     known = {node.id for node in nodes}
     restored = {node.undone_by: node.parent_id for node in nodes if node.undone_by is not None}
@@ -227,7 +227,7 @@ def _word(node: LineageNode) -> str:
 
 
 def _short(tokens: int | None) -> str:
-    """Return a number of tokens in thousands.
+    """Return a token count in short form.
 
     >>> _short(16_471), _short(812)
     ('16.5k', '812')

@@ -29,11 +29,11 @@ class ConsoleContext:
     servers: ServerRegistry
     delivery: Delivery
     preview_settings: Callable[[Mapping[str, str]], Awaitable[LoadedConfig]]
-    """Returns the configuration that would result from new values of variables. Raises `ConfigError` if invalid."""
+    """Returns the configuration that new values of variables would produce. Raises `ConfigError` if it is invalid."""
     save_settings: Callable[[Mapping[str, str]], Awaitable[ReloadPlan]]
     """Writes values of variables to the files and reloads the files. Raises `ConfigError` if this fails."""
     remove_deleted: Callable[[], None] = lambda: None
-    """Starts to remove deleted chats."""
+    """Starts the removal of deleted chats."""
     clock: Clock
     started_at: Millis
 

@@ -1,4 +1,4 @@
-"""Changes to the settings while the gateway runs: reload the files, or first save answers from the set-up page."""
+"""Change settings while the gateway runs: reload the files, or save answers from the set-up page and then reload."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

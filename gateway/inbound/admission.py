@@ -1,7 +1,7 @@
 """Storage of events: deduplicate and store an event, with its acknowledgement and the channel's cursor.
 
 While the database is locked or its disk is full, `/stop` and `/status` run without the database, and chats get a notice
-that their messages wait. A command does not run again when its event is stored later. See
+that their messages are waiting. A command does not run again when its event is stored later. See
 docs/decisions/0008-commands-while-nothing-can-be-stored.md.
 """
 
@@ -207,7 +207,10 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Reply that the queue is full, at most once until the sender's oldest message is done. Return True if replied."""
+    """Reply that the queue is full, at most once until the sender's oldest message is done.
+
+    Return True if the reply was stored.
+    """
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (
@@ -329,7 +332,7 @@ class OfflineCommandRunner:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class WaitNoticeSender:
-    """Tells each chat once that its messages wait, and later that they are stored. Does not use the outbox."""
+    """Tells each chat once that its messages are waiting, and later that they are stored. Does not use the outbox."""
 
     commands: CommandRunner
     seconds: float = 5.0
@@ -338,13 +341,13 @@ class WaitNoticeSender:
     """Timer that starts the notice, or the task that sends it and returns True on success."""
 
     def note_waiting(self, message: InboundMessage) -> None:
-        """Start the timer for the notice that this message waits."""
+        """Start the timer for the notice that this message is waiting."""
         if message.chat not in self._chats and len(self._chats) < 1_000:
             timer = asyncio.get_running_loop().call_later(self.seconds, self._tell_waiting, message)
             self._chats[message.chat] = timer
 
     def note_stored(self, message: InboundMessage) -> None:
-        """If the chat got a notice that its message waits, tell it that the message is now stored."""
+        """If the chat got a notice that its message is waiting, tell it that the message is now stored."""
         if (telling := self.forget(message.chat)) is not None:
             telling.add_done_callback(
                 lambda told: None if told.cancelled() or not told.result() else self._send(message, GOES_ON)

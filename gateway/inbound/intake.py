@@ -352,7 +352,10 @@ class GatewayIntake:
     async def _store_messages(
         self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]
     ) -> Sequence[StoredEvent]:
-        """Store messages in one commit. If the database cannot be written, tell their chats that the messages wait."""
+        """Store messages in one commit.
+
+        If the database cannot be written, tell their chats that the messages are waiting.
+        """
         now = self.clock.now()
         for admission in admissions:
             self.waiting.note_waiting(admission.message)

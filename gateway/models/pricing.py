@@ -31,7 +31,7 @@ class SpendingControl:
 
 
 def price_in(config: Config, name: str | None) -> Price | None:
-    """Return the price of a model with this configuration, or None if the price is unknown."""
+    """Return the price of a model under this configuration, or None if the price is unknown."""
     if name is None:
         return FREE
     return price_of(name, config.costs.prices, keeps_cache_for_an_hour=config.model.cache_ttl == "1h")

@@ -158,7 +158,7 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
 
 
 def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limits, SizeSource]:
-    """Return the limits of the configured model, with its stored `profile`, and the source of its window size."""
+    """Return the limits of the configured model, given its stored `profile`, and the source of its window size."""
     profile = profile or ModelProfile()
     capacity = capacity_in(config.model, profile.offer)
     window = profile.window(capacity.context_length)

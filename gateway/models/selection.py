@@ -1,7 +1,7 @@
 """Model selection: names, permission to choose a model, the model that answers a conversation, and its client.
 
 Clients are created from a route when first needed. The protocol modules are imported late, because their SDKs take half
-a second. `preload` imports them before the first call.
+a second to load. `preload` imports them before the first call.
 """
 
 import asyncio

@@ -146,7 +146,7 @@ def check_servers(config: Config, statuses: Sequence[ServerStatus]) -> Iterator[
 
 
 def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult]:
-    """Warn about chats in which the bot cannot write. `stranded` has each chat's name and number of schedules."""
+    """Warn about chats in which the bot cannot write. `stranded` lists each chat's name and number of schedules."""
     if stranded:
         chats = ", ".join(f"{name} ({counted(number, 'schedule')})" for name, number in stranded)
         text = (

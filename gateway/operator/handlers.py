@@ -186,9 +186,9 @@ class OperatorHandler:
         return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
 
     async def mint_local_url(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a link that signs in one browser of the owner, or of the person `for` with the role `role`.
+        """Return a link that signs in one browser as the owner, or as the person called `for`.
 
-        The link is None while the web chat is not running.
+        A new person gets `role`. The link is None while the web chat is not running.
         """
         local = self.adapters.supervised.get("local")
         role, name = UserRole(args["role"]) if args.get("role") else None, str(args.get("for", ""))

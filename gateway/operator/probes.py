@@ -91,7 +91,7 @@ PROBES: Mapping[str, Callable[[Config], str]] = {
     DISCORD_TOKEN: lambda config: probe_discord(config.discord),
     MODEL_NAME: _probe_model_in,
 }
-"""Probes for `init` and for the set-up page, by the first variable that they ask for about each service."""
+"""Probe of each service, keyed by the first variable that `init` and the set-up page ask for."""
 
 
 def served_models(base_url: str, *, timeout_seconds: float) -> tuple[str, ...] | None:

@@ -18,7 +18,7 @@ class Provider:
     model: str
     """Model to use if the person does not name one."""
     base_url: str = ""
-    """Address of the API; empty for the default address of the protocol."""
+    """Address of the API. Empty for the default address of the protocol."""
     protocol: str = ""
 
     @property

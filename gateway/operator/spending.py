@@ -52,7 +52,7 @@ def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis
 
 
 def spent_row(spent: TotalUsage) -> Row:
-    """Return a row with the totals. `cost_usd` is None if it is unknown, and does not include `unpriced_calls`."""
+    """Return a row with the totals. `cost_usd` is None if unknown, and excludes calls without a known price."""
     row = msgspec.structs.asdict(spent)
     cost = row.pop("cost")
     derived = {name: getattr(spent, name) for name in ("prompt_tokens", "total_tokens", "cache_percent")}
@@ -89,10 +89,10 @@ class UsageReport:
     chat: str | None
     """Name of the chat, or None for the whole gateway."""
     session: str | None
-    """Key of the session for the usage of a conversation, otherwise None."""
+    """Key of the session if this is the usage of a conversation, otherwise None."""
     by_purpose: Mapping[str, TotalUsage]
     compressions: int | None
-    """Number of compressions for the usage of a conversation, otherwise None."""
+    """Number of compressions if this is the usage of a conversation, otherwise None."""
     reported_prompt_tokens: int | None
     today_since: Millis
     chat_today: TotalUsage | None

@@ -110,7 +110,7 @@ class AdapterRegistry:
         return found.adapter if (found := self.supervised.get(chat.account)) is not None else None
 
     def ownership_of(self, chat: ChatKey) -> AccountClaim | None:
-        """Return the ownership of a chat's account, or None if another process serves it."""
+        """Return this process's claim to a chat's account, or None if another process serves the account."""
         return found.ownership if (found := self.supervised.get(chat.account)) is not None else None
 
     @property

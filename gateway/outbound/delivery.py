@@ -54,7 +54,7 @@ RETRY_BACKOFF = Backoff(0.5, 30.0)
 STORE_PAUSE_SECONDS = 2.0
 LAST_REQUEST_SECONDS = 5.0
 RENDERED_AT_ONCE = 500
-"""Maximum length of a reply, in characters, that is rendered on the event loop. A reply of this length takes 10 ms."""
+"""Maximum length, in characters, of a reply that is rendered on the event loop. Rendering this much takes 10 ms."""
 MAX_PARTS = 20
 """Maximum number of messages per reply. If a reply needs more, the last message contains the whole reply as a file."""
 REST_LEFT_OUT = (

@@ -72,7 +72,7 @@ class NoticeWriter:
         outbox.enqueue(db, Reply(chat_id=chat_id, markdown=sentence, dedupe_key=key), now)
 
     async def write_waiting(self, conversation: ConversationRef, view: View) -> None:
-        """Tell a chat that its answer waits for a compression. The notice is not repeated after a restart."""
+        """Tell a chat that its answer is waiting for a compression. The notice is not repeated after a restart."""
         if self.settings().waiting:
             text = "This conversation has grown long. I am compressing it before I continue, which takes a moment."
             reply = _reply(conversation, text, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")
@@ -114,7 +114,7 @@ class NoticeWriter:
 
 
 def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
-    """Return the notice about lost details after the second and every tenth compression, else None."""
+    """Return the notice about lost details after the second and every tenth compression, otherwise None."""
     if not settings.accuracy or count == 0 or (count != ACCURACY_FROM and count % ACCURACY_EVERY):
         return None
     return (
@@ -149,7 +149,7 @@ async def tell_background_end(
 
 @locks(chat="ended.context.chat_id")
 def _write_background_end(db: Connection, ended: BackgroundCommand, now: Millis) -> bool:
-    """Store the notice, without the command's untrusted output. Return False if its conversation has ended."""
+    """Store the notice, without the command's untrusted output. Return False if the conversation has ended."""
     context = ended.context
     active = load_active(db, context.chat_id)
     if active is None or active.lineage_id != context.lineage_id:

@@ -230,7 +230,7 @@ class AttachmentHandler:
     async def _use(
         self, fetched: Path, *, chat: Chat, attachment: IncomingAttachment, sees_images: bool, gathered: _ReadResult
     ) -> tuple[StoredFile, Document | str] | tuple[None, None]:
-        """Copy a fetched file to the workspace and read it. Return `(None, None)` if only the workspace has it."""
+        """Copy a fetched file to the workspace and read it. Return `(None, None)` if only tools can use it."""
         is_there = await self._put_into_workspace(fetched, chat, attachment, gathered)
         try:
             file_kinds.refuse_unusable(attachment, sees_images=sees_images)
@@ -293,7 +293,7 @@ class AttachmentHandler:
 
 @locks(inbox="row.id", chat="row.chat_id")
 def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all: bool, now: Millis) -> None:
-    """Tell the sender which files were refused or only partly used. Settle a message without content (`is_all`)."""
+    """Tell the sender which files were refused or partly used. If nothing else is left (`is_all`), settle the row."""
     if is_all:
         inbox.settle(db, row.id, InboxState.DONE, now)
     reply = Reply(

@@ -14,7 +14,7 @@ Work: TypeAlias = Callable[[RunningTurn | None], Awaitable[None]]
 
 
 class Ownership(Protocol):
-    """Decides when lanes open. An ownership is valid until `LaneRegistry.abandon`."""
+    """Decides when lanes open. An ownership is valid until `LaneRegistry.abandon` is called."""
 
     @property
     def leaves_new(self) -> bool:

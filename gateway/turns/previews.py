@@ -26,7 +26,7 @@ REQUEST_SECONDS = 10.0
 """Timeout of a preview request in seconds. It is short because the final answer waits for the request."""
 
 PREVIEW_OVERLAP_SECONDS = 5.0
-"""Seconds between a preview's renewal and its removal, enough for a pause and a slow request."""
+"""Seconds between a preview's renewal and its removal by the platform. Allows for a pause and a slow request."""
 
 
 class TurnPreview:

@@ -133,8 +133,9 @@ class TurnRunner:
     async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:
         """Run the turn to its end. Returns False if another process has ended or resumed the turn.
 
-        If cancelled, the turn stays open with every finished step stored. The deadline restarts with each run, so that
-        a resumed turn has enough time. Raises `StoreUnavailable` if a step was not stored. The turn is then still open.
+        If this call is cancelled, the turn stays open with every finished step stored. The deadline restarts with each
+        run, so that a resumed turn has enough time. Raises `StoreUnavailable` if a step was not stored. The turn is
+        then still open.
         """
         began = time.monotonic()
         with bound_contextvars(
@@ -336,7 +337,7 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """Return True if another model might succeed. This includes some errors that do not open a circuit breaker."""
+    """Return True if another model might succeed. Not every such error opens a circuit breaker."""
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
     return not is_chosen or remedy_for(error).trouble is not None or type(error) in (ModelError, ShapeRejected)

@@ -28,10 +28,10 @@ class LiveTurn(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Millis
     is_waiting: bool
     tool: str | None
-    """Tool that is running; None while the model is called."""
+    """Tool that is running, or None while the model is called."""
     calls: int
     cost: MicroUsd | None
-    """None if no price is known."""
+    """Cost so far, or None if no price is known."""
     is_subagent: bool
 
 
@@ -56,15 +56,15 @@ class ChatRow(msgspec.Struct, frozen=True, kw_only=True):
     kind: ChatKind
     label: str
     model: str | None
-    """Model chosen for the conversation; None for the configured model."""
+    """Model chosen for the conversation, or None for the configured model."""
     used_at: Millis
     cost: MicroUsd | None
-    """Cost of all calls with a known price; None if no price is known."""
+    """Cost of all calls with a known price, or None if no price is known."""
     is_unreachable: bool
 
 
 def load_chats(db: Connection, words: str, platform: str, before: int, limit: int) -> list[ChatRow]:
-    """Load chats, most recently used first. Skip the first `before` chats. Label or chat id must contain `words`."""
+    """Load chats, most recently used first. Skip the first `before` chats. `words` must be in the label or chat id."""
     query = f"""SELECT * FROM (
       SELECT c.id, {columns(ChatKey, "c", "key")}, c.kind, {_LABEL} AS label, a.chosen_model AS model,
         coalesce(a.last_human_at, c.updated_at) AS used_at, c.unreachable_since IS NOT NULL AS is_unreachable,
@@ -127,7 +127,7 @@ _WORST = "(k.outcome = 'aborted') DESC, (k.summary_kind = 'deterministic') DESC,
 
 
 def load_compressions(db: Connection, since: Millis, limit: int, worst_first: bool) -> list[ListedCompression]:
-    """Load the compressions of all chats since `since`, newest first or least successful first."""
+    """Load the compressions of all chats from `since` on, newest first or least successful first."""
     query = f"""SELECT {columns(ChatKey, "c", "chat")}, {_LABEL} AS label, k.created_at AS at, k.outcome, k.reason,
       k.verdict, k.undone_by IS NOT NULL AS was_undone, {FIGURES}
     FROM compressions k JOIN sessions s ON s.id = k.parent_id JOIN chats c ON c.id = s.chat_id {_ACTIVE}
@@ -145,7 +145,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_failures(db: Connection, since: Millis) -> list[Failure]:
-    """Load the reasons why turns have failed since `since`, most frequent first."""
+    """Load the reasons why turns have failed since the time `since`, most frequent first."""
     # Use two look-ups, because a single one with OR would read all replies.
     query = """SELECT coalesce(t.error, '') AS reason, count(DISTINCT t.id) AS count, max(o.created_at) AS last_at
     FROM outbox o JOIN turns t ON t.id = o.turn_id WHERE o.kind = 'error' AND t.state = 'failed' AND o.id IN (

@@ -51,7 +51,7 @@ def load_extent(db: Connection, key: ChatKey) -> Extent:
 
 @locks(chat="key")
 def hide(db: Connection, key: ChatKey, now: Millis) -> LineageId | None:
-    """Hide a chat and free its name. Return its conversation, if any. Raises `CommandError` while the chat is busy."""
+    """Hide a chat and free its name. Return its conversation, if any. Raises `CommandError` if the chat is busy."""
     chat = existing(db, key)
     busy = """SELECT EXISTS (SELECT 1 FROM turns WHERE chat_id = :id AND state IN ('running','waiting'))
       OR EXISTS (SELECT 1 FROM inbox WHERE chat_id = :id AND state IN ('new','claimed'))

@@ -50,7 +50,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     """`subagent` for a sub-agent's first session. Its parent is the calling session."""
     chat: ChatKey
     label: str
-    """Display name of the chat; empty if unknown."""
+    """Display name of the chat, or an empty string if it is unknown."""
     started_at: Millis
     ended_at: Millis | None
     end_reason: EndReason | None
@@ -175,7 +175,7 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str | None
     started_at: Millis
     tools: str
-    """Names of the tools that were first offered to the model, as JSON."""
+    """Names of the tools that the model was offered at the start, as JSON."""
 
 
 class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,7 +213,7 @@ ORDER BY s.lineage_id LIMIT ?
 def load_conversations(
     db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int
 ) -> list[StoredConversation]:
-    """Load at most `limit` conversations or sub-agents of `place` (None: all chats) whose ids are above `after`."""
+    """Load at most `limit` conversations, with sub-agents, of `place` (None: all chats) whose ids are above `after`."""
     chat_id = place.chat_id if place is not None else None
     lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
     return select(db, StoredConversation, _BEGUN, (after, chat_id, chat_id, lineage_id, lineage_id, since, limit))

@@ -43,7 +43,7 @@ class EngineOverview(Protocol):
         """Return a sentence that describes a fault, or None. For SQLite, this takes seconds per gigabyte."""
 
     def describe(self, db: Connection, /) -> str:
-        """Return a short description of the database that can start a sentence."""
+        """Return a short phrase that describes the database and can start a sentence."""
 
 
 def load_overview(db: Connection) -> DatabaseStatus:

@@ -157,7 +157,7 @@ ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT 1
 
 
 def load_admin_chats(db: Connection, named: Collection[UserRef], platforms: Collection[str]) -> list[ChatId]:
-    """Load each admin's most recently used direct chat on these platforms. Admins are in `named`, or were paired."""
+    """Load each admin's most recently used direct chat on these platforms. Covers `named` and all paired admins."""
     admins = {*named, *(ref for ref, role in load_roles(db).items() if role is UserRole.ADMIN)}
     people = [(ref.partition(":")[0], ref, ref) for ref in sorted(admins)]
     found = [scalar_or_none(db, ChatId, _DIRECT_CHAT, person) for person in people if person[0] in platforms]

@@ -65,7 +65,7 @@ class TableReport:
     name: str
     rows: int
     expected: int | None
-    """Number of rows according to a readable index; None if no index is readable."""
+    """Number of rows according to a readable index, or None if no index is readable."""
     lost: str
     """Ranges of lost keys (or `some`, if the keys are not numbers). `all` if the table's definition was lost."""
 
@@ -142,7 +142,7 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
 
 
 def _version_of(path: Path) -> int | None:
-    """Return the schema version of a copy; None if its header is unreadable or belongs to another program."""
+    """Return the schema version of a copy, or None if its header is unreadable or belongs to another program."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as db:
             version = scalar(db, int, "PRAGMA user_version")
@@ -224,7 +224,10 @@ def _recover(tool: str, damaged: Path, into: Path) -> None:
 
 
 def _restore_references(db: sqlite3.Connection) -> list[str]:
-    """Recreate lost rows that saved rows refer to, repair broken references, and check the database. Return notes."""
+    """Recreate lost rows that saved rows refer to, repair broken references, and check the database.
+
+    Return a sentence for each kind of change.
+    """
     now, notes = {"now": int(time.time() * 1000)}, []
     db.execute("BEGIN")
     for what, query in (
@@ -329,7 +332,7 @@ class SalvageJob:
                 heapq.heappush(ranges, (middle + 1 - high, middle + 1, high))
 
     def _copy(self, where: str, values: Sequence[int], *, is_backward: bool = False) -> int | None:
-        """Copy rows in key order. Return None if all were read, else the last key read before the damage.
+        """Copy rows in key order. Return None if all were read, otherwise the last key read before the damage.
 
         Each query reads only one row. If a query read more rows, the driver would fetch one row ahead, and damage in
         one row would also lose the row before it.

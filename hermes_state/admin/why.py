@@ -85,7 +85,7 @@ ORDER BY 1
 
 
 def load_why(db: Connection, name: str) -> Why:
-    """Load the history of the message with a recall id such as `m123`. Raises `LookupRejected`."""
+    """Load the history of the message with a recall id such as `m123`. Raises `LookupRejected` if it is unknown."""
     message_id = parse_recall_id(name.strip())
     turn = None if message_id is None else select_one(db, WhyTurn, _TURN, (message_id,))
     if message_id is None:

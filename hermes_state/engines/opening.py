@@ -50,7 +50,7 @@ class StoreSettings:
 
 
 def missing_driver(url: str | None) -> str | None:
-    """Return a hint on how to install the driver for `url`; None if it is installed. Does not import the driver."""
+    """Return a hint on how to install the driver for `url`, or None if it is installed. Does not import the driver."""
     if url is None or all(importlib.util.find_spec(name) is not None for name in ("psycopg", "greenlet")):
         return None
     return (
@@ -60,7 +60,7 @@ def missing_driver(url: str | None) -> str | None:
 
 
 async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], on_hint: OnHint, now: Millis) -> Seat:
-    """Open the gateway's seat at the open database `store`. The seat holds the gateway's locks.
+    """Open the gateway's seat in the open database `store`. The seat holds the gateway's locks.
 
     A PostgreSQL seat ends after `seconds` without contact. If the seat is lost, the store's connections are aborted
     too, because they use the same server. Raises the errors of `PostgresSeat.open`.

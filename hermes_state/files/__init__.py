@@ -43,7 +43,7 @@ class AttachmentSettings:
 
 
 def missing_client(url: str | None) -> str | None:
-    """Return a hint on how to install the client for `url`; None if it is installed. Does not import the client."""
+    """Return a hint on how to install the client for `url`, or None if it is installed. Does not import the client."""
     if url is None or url.startswith("file:") or importlib.util.find_spec("obstore") is not None:
         return None
     return (

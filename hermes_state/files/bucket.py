@@ -166,7 +166,7 @@ def os_errors(path: str) -> Iterator[None]:
 
 
 def start_error(url: str, error: Exception) -> HermesError:
-    """Return the error for a failed test of `url`: `StoreUnavailable` if it is temporary, else `ConfigError`."""
+    """Return the error for a failed test of `url`: `StoreUnavailable` if it may work later, otherwise `ConfigError`."""
     code, said = _code_of(error), str(error)
     if code == "RequestTimeTooSkewed":
         return StoreUnavailable(

@@ -75,7 +75,7 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
 
 
 def is_outdated(db: Connection) -> bool:
-    """Return True if an older version wrote the ledger, without the column `chat_id`. A starting daemon migrates it."""
+    """Return True if the ledger has no column `chat_id`, because an older version wrote it. The next start adds it."""
     columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
     return "chat_id" not in [column[0] for column in columns]
 
@@ -152,7 +152,7 @@ def load_by_purpose(
 
 
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> TotalUsage:
-    """Return the totals since `since`, for a chat or for the whole gateway."""
+    """Return the totals since the time `since`, for a chat or for the whole gateway."""
     query = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?"
     query, parameters = (query, (since,)) if chat_id is None else (f"{query} AND chat_id = ?", (since, chat_id))
     return select_one(db, TotalUsage, query, parameters) or NO_CALLS
@@ -167,7 +167,7 @@ def cost_of_conversation(db: Connection, lineage_id: LineageId) -> MicroUsd:
 
 
 def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
-    """Return a chat's cost since `since`. The query is fast because it reads only a covering index."""
+    """Return a chat's cost since the time `since`. The query is fast because it reads only a covering index."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ?"
     return scalar(db, MicroUsd, query, (chat_id, since))
 
@@ -203,7 +203,7 @@ QUARTER_MILLIS = 15 * 60_000
 
 
 def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageRow]:
-    """Return the usage since `since`, by quarter-hour, chat, model and purpose, oldest first."""
+    """Return the usage since the time `since`, by quarter-hour, chat, model and purpose, oldest first."""
     within = "" if chat_id is None else "AND chat_id = ?"
     at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
     query = f"""SELECT {at} AS at, chat_id, model, purpose, {_SUMS.format("spent.")} FROM model_calls

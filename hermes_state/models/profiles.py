@@ -42,7 +42,7 @@ class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_default
     max_bytes: int | None = None
     max_count: int | None = None
     refused: tuple[int, ...] = ()
-    """Attachment ids of images that cannot be processed. They do not expire."""
+    """Attachment ids of images that cannot be processed. These entries do not expire."""
 
     def holding(self, mark: str, now: Millis) -> Self:
         """Return the limits that are still valid at `now` for the configuration with the fingerprint `mark`."""
@@ -129,7 +129,7 @@ FROM model_profiles WHERE route = ? AND model = ?
 
 
 def load_image_limits(db: Connection, route: str, model: str) -> LearnedImageLimits:
-    """Return the image limits learned for a model; the defaults if they are unreadable."""
+    """Return the image limits learned for a model, or the defaults if they are unreadable."""
     query = "SELECT image_facts FROM model_profiles WHERE route = ? AND model = ?"
     with suppress(msgspec.DecodeError):
         stored = scalar_or_none(db, str, query, (route, model))

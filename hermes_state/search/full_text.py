@@ -56,7 +56,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     score: float = 0.0
     body: MessageBody | None = None
     snippet: str = ""
-    """About `SNIPPET_CHARACTERS` characters around most query words, on one line, with `…` where text is cut."""
+    """About `SNIPPET_CHARACTERS` characters with most of the query's words, on one line, with `…` where text is cut."""
 
 
 def search(

@@ -53,7 +53,7 @@ def is_current(db: Connection) -> bool:
 
 
 def load_progress(db: Connection) -> int | None:
-    """Return the percentage of the unfinished index that is done; None if there is no unfinished index."""
+    """Return the percentage of the unfinished index that is done, or None if there is no unfinished index."""
     if not isinstance(db, sqlite3.Connection):
         done = load_renewed(db)
         return None if done is None else 100 * done // max(1, done, _newest(db))
@@ -113,7 +113,7 @@ def _damage(db: Connection) -> str | None:
 
 
 def _misfit(db: Connection) -> str | None:
-    """Check a sample of messages. Return a sentence if the words of one are not indexed, else None.
+    """Check a sample of messages. Return a sentence if the words of a message are not indexed, otherwise None.
 
     Only ASCII texts are checked, because all versions split them alike.
     """

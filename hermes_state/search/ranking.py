@@ -92,7 +92,7 @@ def weight(frequency: float, count: float) -> float:
 
 
 def scored(rows: Iterable[tuple[int, str, int, float]], weights: Mapping[Term, float]) -> Iterator[tuple[int, float]]:
-    """Yield ids and scores. A row is an id, a text's start, the text's character count, and its relative length."""
+    """Yield ids and scores. A row has an id, the start of a text, its character count and its relative length."""
     known = [(weight, term.pattern() or "(?!)") for term, weight in weights.items()]
     counted = [(weight, re.compile(pattern).findall) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
     for row_id, text, characters, length in rows:

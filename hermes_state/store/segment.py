@@ -21,7 +21,7 @@ from hermes_state.text import well_formed
 from hermes_state.values import MessageBody
 
 SEGMENT_VERSION = 4
-"""Increase this when `segment` or `searched_text` changes for any row. The index is then rebuilt in the background."""
+"""Version of the index. Increase it when `segment` or `searched_text` changes for any row, to rebuild the index."""
 
 INDEXED_CHARACTERS = 200_000
 """Number of searchable characters at the start of a row. Indexing all of a long tool output would cost too much."""

@@ -38,7 +38,7 @@ class Cursor(Protocol):
 
     @property
     def description(self) -> Any:
-        """A tuple for each column, starting with its name."""
+        """A tuple for each column, which starts with the column's name."""
 
     @property
     def rowcount(self) -> int: ...
@@ -65,7 +65,7 @@ def select(db: Connection, cls: type[T], query: str, parameters: Parameters = ()
 
 
 def select_one(db: Connection, cls: type[T], query: str, parameters: Parameters = ()) -> T | None:
-    """Return the first row of a query as a `cls`; None if there are no rows."""
+    """Return the first row of a query as a `cls`, or None if there are no rows."""
     cursor = db.execute(query, parameters)
     row = cursor.fetchone()
     return None if row is None else _mapper_of(cls, cursor)(row)
@@ -83,7 +83,7 @@ def scalar(db: Connection, cls: Callable[[Any], T], query: str, parameters: Para
 
 
 def scalar_or_none(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> T | None:
-    """Return the single value of a query, converted by `cls`; None if it is NULL or there is no row."""
+    """Return the single value of a query, converted by `cls`, or None if it is NULL or there is no row."""
     (value,) = db.execute(query, parameters).fetchone() or (None,)
     return None if value is None else cls(value)
 
@@ -170,7 +170,7 @@ def _converter(kind: Any) -> Callable[[Any], Any] | None:
 
 
 def load_note(db: Connection, key: str) -> str | None:
-    """Load the note stored under `key`; None if there is none."""
+    """Load the note stored under `key`, or return None if there is none."""
     return scalar_or_none(db, str, "SELECT value FROM meta WHERE key = ?", (key,))
 
 

@@ -34,7 +34,7 @@ class WriterHealth:
     """Seconds that it took to store the last batch, after it had left the queue."""
     since_commit_seconds: float  # since the last commit, or since the store was opened
     oldest_wait_seconds: float
-    """Seconds since the oldest waiting or running write was queued; 0 if there is none."""
+    """Seconds since the oldest waiting or running write was queued, or 0 if there is none."""
     waiting: int
     writers: int
     busy: int  # writers that are storing a batch
@@ -146,7 +146,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def trouble(self) -> str | None:
-        """Sentence about lost or damaged files, which only operators can repair; None if there are none."""
+        """Sentence about lost or damaged files, which only operators can repair. None if there are none."""
 
     @property
     def pulse(self) -> WriterHealth:
@@ -175,7 +175,7 @@ class Store(ABC):
 
     @abstractmethod
     async def _run(self, writer: int, batch: list[WriteRequest]) -> Exception | None:
-        """Store a batch on one writer. Return the error if the whole batch failed, else None."""
+        """Store a batch on one writer. Return the error if the whole batch failed, otherwise None."""
 
     @abstractmethod
     def _translated(self, error: BaseException) -> BaseException:

@@ -143,8 +143,8 @@ def load_pending(
 ) -> list[PendingApproval]:
     """Load the open questions of a chat, oldest first. `is_admins` adds all questions that admins must answer.
 
-    `shown_by` limits this to questions that were sent to the chat before this time, because an answer given at that
-    time cannot refer to later questions.
+    `shown_by` limits the result to questions that were sent to the chat before that time, because an answer given then
+    cannot refer to later questions.
     """
     values = {"chat_id": chat_id, "is_admins": int(is_admins), "shown_by": shown_by}
     condition = _HERE if shown_by is None else f"{_HERE} AND {_SHOWN}"
@@ -183,7 +183,7 @@ def expire_pending(
 
 
 def next_expiry(db: Connection) -> Millis | None:
-    """Return the time at which the next question expires; None if no question is open."""
+    """Return the time at which the next question expires, or None if no question is open."""
     query = """SELECT min(a.expires_at) FROM approvals a JOIN turns t ON t.id = a.turn_id
     WHERE a.state = 'pending' AND t.state = 'waiting'"""
     return scalar_or_none(db, Millis, query)
@@ -205,7 +205,7 @@ def load_grants(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> set[t
 
 
 def revoke_grants(db: Connection, chat_id: ChatId) -> int:
-    """Delete a chat's grants. Return their number."""
+    """Delete a chat's grants. Return how many were deleted."""
     return db.execute("DELETE FROM tool_grants WHERE chat_id = ?", (chat_id,)).rowcount
 
 

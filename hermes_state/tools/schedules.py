@@ -49,7 +49,7 @@ class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiringPlan:
-    """What a due schedule does next: the message to send, if any, and the next time."""
+    """Next step of a due schedule: the message to send, if any, and the time when it is due again."""
 
     key: str | None = None  # local time of the message to send; None: no message
     notes: tuple[str, ...] = ()  # facts about the message, for the model
@@ -100,7 +100,7 @@ def remove_schedule(db: Connection, schedule_id: int) -> None:
 
 
 def next_due(db: Connection, now: Millis) -> Millis | None:
-    """Return the time at which `fire_due` must run next (0: now); None if there are no active schedules."""
+    """Return the time at which `fire_due` must run next (0: now), or None if there are no active schedules."""
     query = f"""SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE}),
       (SELECT max(fired_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE})"""
     next_at, fired_at = db.execute(query).fetchone()

@@ -128,7 +128,7 @@ def session_name(node_id: str) -> str:
 
 
 def end_left_transactions(db: Connection, seconds: float = 2.0) -> int:
-    """End transactions that nodes without a seat have left open for `seconds`. Return their number.
+    """End transactions that nodes without a seat have left open for `seconds`. Return how many were ended.
 
     The server ends idle transactions by itself. But if a node stops while it sends a batch, the server waits for the
     rest of the batch, whose chats stay locked.
@@ -184,7 +184,7 @@ def find_owner(db: Connection, account: str) -> NodeStatus | None:
 
 
 def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
-    """Compare the node's clock with the server's, and its settings with running nodes'. Describe each difference."""
+    """Compare the node's clock with the server's, and its settings with running nodes. Describe each difference."""
     late = (scalar(db, int, _NOW) - now) // 1000
     found = []
     if abs(late) > MAX_CLOCK_SECONDS:

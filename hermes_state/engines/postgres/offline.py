@@ -55,7 +55,7 @@ def load_sequences(db: Connection) -> dict[str, int]:
 
 
 def set_sequences(db: Connection, highest: dict[str, int]) -> None:
-    """Make each table's next id higher than its id in `highest`."""
+    """Make the next id of each table in `highest` greater than the id given there."""
     for table, last in highest.items():
         if last:
             db.execute("SELECT setval(pg_get_serial_sequence(?, 'id'), ?)", (table, last))

@@ -66,7 +66,7 @@ class ShortReads:
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot, and again if a shared transaction fails. Raises errors of `call` and psycopg."""
+        """Run `call` on one snapshot. Retry if a shared transaction fails. Raises the errors of `call` and psycopg."""
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:

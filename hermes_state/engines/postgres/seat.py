@@ -140,7 +140,7 @@ class PostgresSeat(Seat):
         return answer
 
     async def _serve(self) -> None:
-        """Send requests until the seat ends. If there are none, send pings."""
+        """Send requests, or pings when there are no requests, until the seat ends."""
         batch: list[_Request] = []
         try:
             while True:

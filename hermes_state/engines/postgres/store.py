@@ -44,7 +44,7 @@ _REFUSED = re.compile(
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate|private key file|SSL was required|channel binding required|authentication method requirement"
 )
-"""Pattern for messages of connection errors that do not go away with time.
+"""Pattern for the messages of connection errors that a later attempt would not fix.
 
 libpq has no codes for these errors. Messages in another language do not match, so the gateway tries to connect again,
 as if the server were still starting.
@@ -62,7 +62,10 @@ RULES = TransactionRules(
 
 
 class _Session:
-    """Connection with its own thread, replaced if lost. With `joins`, it holds the shared lock that blocks copies."""
+    """Connection with its own thread. If the connection is lost, a new one replaces it.
+
+    With `joins`, the connection holds the shared lock that blocks copies.
+    """
 
     def __init__(self, url: str, name: str, busy_seconds: float, *, joins: bool) -> None:
         self.pending = 0
@@ -280,7 +283,7 @@ def unavailable(url: str, error: BaseException) -> StoreUnavailable:
 
 
 def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailable:
-    """Return the error to raise for a failed start: `StoreUnavailable` if waiting may help, else `DatabaseRejected`."""
+    """Return the error for a failed start: `StoreUnavailable` if waiting may help, otherwise `DatabaseRejected`."""
     told = unavailable(url, error)
     if error.sqlstate is None and _REFUSED.search(str(error)):
         return DatabaseRejected(f"{told}; check store.url, and see docs/reference/operations.md, PostgreSQL")

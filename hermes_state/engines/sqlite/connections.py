@@ -120,7 +120,7 @@ def check_ours(path: Path) -> None:
 
 
 def ensure_private(path: Path) -> None:
-    """Create the database file (mode 0600) and its directory (0700). Raises `StoreUnavailable`."""
+    """Create the database file (mode 0600) and its directory (0700). Raises `StoreUnavailable` if this fails."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):

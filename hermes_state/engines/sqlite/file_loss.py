@@ -38,7 +38,7 @@ class DatabaseHandle:
         return path.parent.resolve() / path.name in {name.parent.resolve() / name.name for name in self._held}
 
     def find_loss(self) -> str | None:
-        """Return a sentence for operators about a moved, deleted or replaced file; None if all files are in place."""
+        """Return a sentence that reports a moved, deleted or replaced file, or None if all files are in place."""
         for name, (descriptor, before) in self._held.items():
             held = before if descriptor is None else os.fstat(descriptor)
             try:

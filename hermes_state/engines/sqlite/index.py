@@ -34,8 +34,8 @@ def detach_index(db: Connection) -> bool:
 def merge_step(db: Connection, index: str, *, merges_all: bool = False) -> bool:
     """Merge 200 pages of an index, in about 30 ms. Return True if there may be more to merge.
 
-    With `merges_all`, this and later steps merge all parts into one. Use it for an index that was filled in blocks.
-    Otherwise, automatic merging would slow down the next few thousand message writes.
+    With `merges_all`, this and later steps merge all parts into one. Use `merges_all` for an index that was filled in
+    blocks. Otherwise, automatic merging would slow down the next few thousand message writes.
     """
     before = scalar(db, int, "SELECT total_changes()")
     pages = -200 if merges_all else 200

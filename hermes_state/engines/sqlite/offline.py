@@ -77,7 +77,7 @@ def load_sequences(db: Connection) -> dict[str, int]:
 
 
 def set_sequences(db: Connection, highest: dict[str, int]) -> None:
-    """Make each table's next id higher than its id in `highest`."""
+    """Make the next id of each table in `highest` greater than the id given there."""
     for table in scalars(db, str, "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%AUTOINCREMENT%'"):
         db.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
         db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, highest[table]))
