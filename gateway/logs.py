@@ -34,7 +34,7 @@ _LEVELS = {
     # The MCP SDK logs data that MCP servers have sent.
     **dict.fromkeys(("mcp", "client"), logging.CRITICAL + 1),
 }
-"""Levels of the libraries' loggers."""
+"""Log levels for the loggers of libraries."""
 
 
 _REDACTED_DEPTH = 6

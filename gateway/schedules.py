@@ -150,7 +150,7 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
 
 
 def schedule_zone(config: Config) -> str:
-    """Return the name of the time zone for new schedules: the configured zone, or else the server's zone."""
+    """Return the name of the time zone for new schedules: the configured zone, or by default the server's."""
     return config.agent.time_zone or server_zone()
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class SignalHandler:
-    """Handles the process's signals. An event is set when an operator asks to stop, to stop at once or to reload."""
+    """Handles the process's signals. Sets an event when an operator asks to stop, to stop immediately or to reload."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.stopping = asyncio.Event()

@@ -155,7 +155,7 @@ def load_waiting_commands(db: Connection, account: str) -> list[InboxId]:
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     """Load the chats whose lane has work: a waiting row or a running turn.
 
-    Chats with a running turn come first, then the others, oldest waiting row first. Chats whose turn waits for a
+    Chats with a running turn come first, then the others, oldest waiting row first. Chats whose turn is waiting for a
     decision are left out.
     """
     query = """WITH opened AS (

@@ -69,7 +69,7 @@ Effort: TypeAlias = Annotated[
     BeforeValidator(lambda word: "off" if word is False or word in ("false", "none") else word),
     AnyCase,
 ]
-"""Reasoning effort. Also accepts false, because YAML reads a bare `off` as false, and OpenAI's word `none`."""
+"""Reasoning effort. Also accepts OpenAI's word `none`, and false, because YAML reads a bare `off` as false."""
 
 # ---- addresses, hosts, people and time zones
 
@@ -195,7 +195,7 @@ Secret: TypeAlias = Annotated[
 WebhookSecret: TypeAlias = Annotated[
     Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must have 16 to 256 characters, each one of A-Z a-z 0-9 _ -")
 ]
-"""Secret that contains only the characters that Telegram allows, and is too long to be guessed."""
+"""Secret that contains only characters that Telegram allows, and is long enough not to be guessed."""
 
 _HARMLESS = re.compile(r"[a-z]{1,20}|[0-9]{1,9}|/[\w./-]{0,200}|https?://[\w.:/-]{1,200}", re.ASCII)
 """Pattern for values that are not secrets unless their name suggests it.

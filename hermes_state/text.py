@@ -6,7 +6,7 @@ from hermes_state.values import MICROS, MicroUsd
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name most similar to the misspelt `name`, ignoring case. None if none is similar enough.
+    """Return the known name most similar to the misspelt `name`, ignoring case, or None if none is similar enough.
 
     >>> closest("Telegarm", ["telegram", "discord"])
     'telegram'
@@ -59,7 +59,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def whole_number(text: str, digits: int = 18) -> int | None:
-    """Return the number that a request contains, or None if the text is not a number of at most `digits` digits.
+    """Return the number in `text`, or None if `text` is not a whole number of at most `digits` digits.
 
     >>> whole_number("42"), whole_number("-1"), whole_number("٣"), whole_number("123", 2)
     (42, None, None, None)

@@ -78,5 +78,5 @@ def count_tool_uses(db: Connection, chat_id: ChatId) -> Mapping[str, int]:
 
 
 def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:
-    """Count the answers of a turn that called tools, including those no longer in the view."""
+    """Count the answers in a turn that call tools, including answers that are no longer in the view."""
     return scalar(db, int, "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id = ?", (turn_id,))

@@ -56,7 +56,7 @@ class ChatKind(StrEnum):
 
     @property
     def is_shared(self) -> bool:
-        """True if more than one person can write."""
+        """True if more than one person can write in the chat."""
         return self not in (ChatKind.DIRECT, ChatKind.LOCAL)
 
 
@@ -402,7 +402,7 @@ class CanonicalUsage:
 
     @property
     def prompt(self) -> ReportedTokens:
-        """Number of all prompt tokens, cached or not."""
+        """Total number of prompt tokens, cached or not."""
         return ReportedTokens(self.input + self.cache_read + self.cache_write)
 
     @property

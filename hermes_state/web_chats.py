@@ -16,7 +16,7 @@ from hermes_state.values import ChatId, ChatKey, Millis
 MAX_NAME_CHARACTERS = 100
 
 Position: TypeAlias = tuple[int, int, int]
-"""Position in the list: 1 for a pinned chat or else 0, the time of the last activity, and the chat's id."""
+"""Position in the list: 1 for a pinned chat (otherwise 0), the time of the last activity, and the chat's id."""
 
 START: Position = (2, 0, 0)
 

@@ -45,7 +45,7 @@ class ChatQueue:
         self._chats: dict[ChatId, bool] = {}
         """Waiting chats in the order of the queue. The value is True if the chat's lock must be requested."""
         self._put: set[ChatId] = set()
-        """Chats that were added after the last sweep began, and that the sweep may have missed."""
+        """Chats that were added after the last sweep began. The sweep may have missed them."""
 
     def __bool__(self) -> bool:
         """True if the lock of any queued chat must be requested."""

@@ -67,7 +67,7 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
 
 
 def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
-    """Describe the model of a conversation, and its circuit breaker if it is open."""
+    """Describe the model of a conversation, and the model's circuit breaker if that is open."""
     settings = context.runtime.config.model
     known = route_of(settings, choice)
     choice, route = (None, settings.route) if known is None else (choice, known)

@@ -32,7 +32,7 @@ def setting(
     default_factory: Callable[[dict[str, Any]], Any] | None = None,
     restart: bool = False,
 ) -> Any:
-    """Return a field with the range and notes of a `Setting`. The docstring below the field describes it for users."""
+    """Return a pydantic field with the notes of a `Setting`. The docstring below the field describes it to users."""
     notes = Setting(ge=ge, le=le, unit=unit, default_text=default_text, restart=restart)
     given: dict[str, Any] = {"default": default} if default_factory is None else {"default_factory": default_factory}
     return Field(**given, json_schema_extra={"notes": cast(Any, notes)}, ge=ge, le=le)
@@ -86,7 +86,7 @@ def _words_in(kind: object) -> Iterator[str]:
 
 
 class ConfigRejected(ConfigError):
-    """Error for invalid settings, with a line for each problem and with the warnings."""
+    """Error for invalid settings. Contains a line for each problem, and the warnings."""
 
     def __init__(self, problems: Iterable[str], warnings: Sequence[str]) -> None:
         super().__init__("\n".join(dict.fromkeys(problems)))

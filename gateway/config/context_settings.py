@@ -44,7 +44,7 @@ class CompressionConfig(ContextSettings):
     `enabled` and `mode`."""
 
     def for_model(self, name: str) -> "CompressionConfig":
-        """Return the settings for one model. All matching overrides apply, in the order of the file."""
+        """Return the settings for one model. All matching overrides apply, in the order in the file."""
         values = vars(self) | {"models": {}}
         for pattern, overrides in self.models.items():
             if fnmatch.fnmatchcase(name.lower(), pattern.lower()):

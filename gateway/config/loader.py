@@ -118,7 +118,7 @@ class ReloadPlan:
 def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     """Read and check the whole configuration. Reads only `environ`, never the process environment.
 
-    Raises `ConfigRejected` with every problem of the settings, each with its source and key, and
+    Raises `ConfigRejected` with every problem in the settings, each with its source and key, and
     `ConfigError` if a file cannot be read or belongs to another program.
     """
     state = find_state(environ)
@@ -166,7 +166,7 @@ def _secrets_of_old(old: Chosen) -> Iterator[str]:
 
 
 def find_store_url(environ: Mapping[str, str]) -> str | None:
-    """Return the configured address of the database, or None for the SQLite file. Other settings can be invalid.
+    """Return the configured address of the database, or None for the SQLite file. Other settings may be invalid.
 
     Raises `ConfigError` if the address is invalid or misspelt, or if a file cannot be read. Otherwise, a command could
     use the SQLite file by mistake. Does not open the database.
@@ -354,7 +354,10 @@ def _suggestion(key: KeyPath) -> str:
 
 
 def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
-    """Yield warnings about unknown `HERMES_…` variables. They are not errors: other programs use this prefix."""
+    """Yield warnings about unknown `HERMES_…` variables.
+
+    These are not errors, because other programs use the prefix too.
+    """
     for label, variables in sources:
         for name in sorted(variables):
             if name in NO_SETTINGS:

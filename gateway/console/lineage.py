@@ -92,7 +92,7 @@ def _find_chat(db: Connection, person: WebPerson, name: str) -> Chat:
 def _opened(nodes: Sequence[LineageNode], query: Mapping[str, str], holder: SessionId | None) -> LineageNode | None:
     """Return the requested session, or None if the query names no session or message.
 
-    For a message in session `holder`, return the first session that a compression of `holder` created, or else
+    For a message in session `holder`, return the first session that a compression of `holder` created, otherwise
     `holder` itself.
     """
     if key := query.get("session", ""):
@@ -108,7 +108,7 @@ def _opened(nodes: Sequence[LineageNode], query: Mapping[str, str], holder: Sess
 
 
 def _load_views(db: Connection, opened: LineageNode) -> tuple[Transcript, Transcript]:
-    """Load the views before and after a compression. The second is empty if no compression created the session."""
+    """Load the views before and after a compression. The second view is empty if no compression created the session."""
     if opened.layer is None or opened.parent_id is None:
         return load_session_view(db, opened.id), ()
     return load_session_view(db, opened.parent_id), load_context(db, opened.id)

@@ -63,7 +63,7 @@ def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any)
 
 
 def loop_factory(environ: Mapping[str, str]) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop factory, or None to use asyncio's loop (no uvloop, or `HERMES_EVENT_LOOP=asyncio`)."""
+    """Return uvloop's loop factory, or None if uvloop is not installed or `HERMES_EVENT_LOOP` is `asyncio`."""
     if environ.get("HERMES_EVENT_LOOP") != "asyncio":
         with suppress(ImportError):
             import uvloop
@@ -73,7 +73,7 @@ def loop_factory(environ: Mapping[str, str]) -> Callable[[], asyncio.AbstractEve
 
 
 def prepare_process(loaded: LoadedConfig) -> None:
-    """Set up file permissions, the state directory, logging and signals. Log each warning of the configuration."""
+    """Set up file permissions, the state directory, logging and signals. Log each warning about the configuration."""
     os.umask(0o077)
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # by default, these signals would end the process
         signal.signal(number, signal.SIG_IGN)

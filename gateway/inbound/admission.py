@@ -52,7 +52,10 @@ class AcceptedEvent:
     mode: InboxMode
     text: str
     max_waiting: int | None
-    """Maximum number of queued messages from this sender. None if the event is not queued, so that no limit applies."""
+    """Maximum number of queued messages from this sender.
+
+    None if the event is not queued, because then no limit applies.
+    """
     cursor: Cursor | None
     steered_notice: str | None = None
     queued_notice: str | None = None
@@ -153,7 +156,7 @@ def is_busy(db: Connection, key: ChatKey) -> bool:
 def _meet_turn(
     db: Connection, event: AcceptedEvent, turn: RunningTurn, inbox_id: InboxId, now: Millis
 ) -> BusyMode | None:
-    """Let a message join or end the chat's open turn. If the turn waits for an approval, remind the chat once.
+    """Let a message join or end the chat's open turn. If the turn is waiting for an approval, remind the chat once.
 
     In a shared chat, only admins and the user who started the turn can join or end it. Returns the busy mode that
     applies to the message.
@@ -290,7 +293,7 @@ class OfflineResult:
             self.stopping.settle_stop()
 
     async def is_answered(self) -> bool:
-        """Return True if the whole reply was sent, so that the stored command does not need to run."""
+        """Return True if the whole reply was sent. The stored command then does not need to run."""
         if self.answering is None:
             return False
         await asyncio.wait({self.answering})
@@ -305,7 +308,7 @@ class OfflineCommandRunner:
     lanes: LaneRegistry
     commands: CommandRunner
     _results: dict[str, OfflineResult] = field(default_factory=dict, init=False)
-    """Results of the newest 256 commands, by the reference of the event."""
+    """Results of the newest 256 commands, by event reference."""
 
     def find(self, event_ref: str) -> OfflineResult | None:
         return self._results.get(event_ref)

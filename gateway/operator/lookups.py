@@ -56,7 +56,7 @@ from hermes_state.values import (
 Row: TypeAlias = dict[str, Any]
 
 LOOKUP_SECONDS = 5.0
-"""Maximum time for a look-up, in seconds, because users can send queries that are slow on purpose."""
+"""Maximum time for a look-up, in seconds. Without a limit, users could send deliberately slow queries."""
 MAX_PAGE_CHARS = 1_000_000
 """Maximum number of characters in a response with several messages. Later requests return the remaining messages."""
 MAX_HITS = 100
@@ -376,7 +376,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _value(text: str, redact: Redact) -> object:
-    """Parse and redact a JSON value. If the text is not valid JSON before or after redaction, return it redacted."""
+    """Parse and redact a JSON value. If `text` is not valid JSON before or after redaction, return the redacted text."""
     try:
         value = json.loads(text)  # keeps long integers exact
         return orjson.loads(redact(orjson.dumps(value).decode()))  # JSON escapes can hide a secret from the redaction

@@ -95,7 +95,7 @@ PROBES: Mapping[str, Callable[[Config], str]] = {
 
 
 def served_models(base_url: str, *, timeout_seconds: float) -> tuple[str, ...] | None:
-    """Return the chat models that a server on this machine lists, at most 50, or None if it is not a model server."""
+    """Return at most 50 chat models that a server on this machine lists, or None if it is not a model server."""
     status, body = _fetch(f"{base_url}/models", timeout_seconds=timeout_seconds, is_direct=True)
     rows = body.get("data")
     if status != 200 or not isinstance(rows, list):
@@ -128,7 +128,7 @@ def _listed_models(
 
 
 def _is_listed(name: str, names: frozenset[str]) -> bool:
-    """Return True if the name is listed, with or without its tag, or with an added date."""
+    """Return True if the list contains the name, with or without its tag or followed by a date."""
     bare, _, tag = name.removeprefix("models/").partition(":")
     forms = {bare, f"{bare}:{tag or 'latest'}"}
     return any(one in forms or DATE.sub("", one) in (bare, bare.removesuffix("-latest")) for one in names)

@@ -60,7 +60,7 @@ def spent_row(spent: TotalUsage) -> Row:
 
 
 def knows_cost(spent: TotalUsage) -> bool:
-    """Return False if no call has a known price."""
+    """Return True if the cost is known, at least in part."""
     return spent.cost > 0 or not spent.unpriced_calls
 
 
@@ -179,7 +179,7 @@ def usage_lines(usage: UsageReport) -> list[str]:
 
 
 def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
-    """Return today's spending and the caps. With `tells_all`, include the whole gateway, even if it has no cap."""
+    """Return today's spending and the caps. With `tells_all`, include the gateway's total, even without a cap."""
     caps = {cap.key: cap for cap in usage.caps}
     lines = []
     if "costs.conversation_cap" in caps:
@@ -307,7 +307,7 @@ def insights_notes(total: TotalUsage) -> list[str]:
 
 
 def _spans(days: Sequence[tuple[date, TotalUsage]]) -> list[tuple[str, TotalUsage]]:
-    """Return labels and usage for the bars of a chart: one bar per day, or for long periods, per week or month."""
+    """Return labels and usage for the bars of a chart: one bar per day, or per week or month for long periods."""
     if len(days) <= 31:
         return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
     by_week = len(days) <= 182

@@ -248,7 +248,7 @@ class Delivery:
             self._let_go(chat_id, event)
 
     async def _send_next(self, chat_id: ChatId, first: _Send | None) -> float | None:
-        """Call `first` if it is given, otherwise send the next due row. Return the seconds to wait. See `_Send`."""
+        """Call `first` if it is given, otherwise send the next due row. Return the seconds to wait (see `_Send`)."""
         try:
             if first is not None:
                 return await first()
@@ -309,7 +309,7 @@ class Delivery:
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, is_repeat: bool
     ) -> float | None:
-        """Send a row in state `sending`, and store the outcome. Return the seconds to wait. See `_Send`."""
+        """Send a row in state `sending`, and store the outcome. Return the seconds to wait (see `_Send`)."""
         self._left.add(row.id)
         ended = self._under_way[row.id] = asyncio.Event()
         try:
@@ -375,7 +375,7 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
 
 
 async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tzinfo) -> Sequence[OutboundPart]:
-    """Render a reply into at least one part. The last part has the footer. `zone` is for displayed times."""
+    """Render a reply into at least one part. The last part contains the footer. Times are shown in `zone`."""
     footer, edited_at = written.footer, written.edited_at
     if edited_at is not None:
         footer = f"{footer} at {datetime.fromtimestamp(edited_at / 1000, zone):%H:%M}."

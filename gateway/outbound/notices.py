@@ -124,7 +124,7 @@ def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
 
 
 def pressure_sentence(pressure: PressureEvent) -> str:
-    """Return the line below an answer that says how full the context window is."""
+    """Return a line to show below an answer. It says how full the context window is."""
     figures = f"({pressure.tokens:,} of {pressure.threshold:,} tokens)"
     if pressure.tokens >= pressure.threshold:
         return f"_This conversation will be compressed soon {figures}._"

@@ -307,7 +307,7 @@ def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all:
 
 
 async def _wait_until_ready(adapter: PlatformAdapter) -> None:
-    """Wait up to a minute for the platform's connection, which is established only some time after a start."""
+    """Wait up to a minute for the platform's connection, which can take a while after a start."""
     for _ in range(300):
         if adapter.health().is_ready:
             return

@@ -59,7 +59,7 @@ def is_text(attachment: IncomingAttachment) -> bool:
 
 
 def may_be_image(attachment: IncomingAttachment) -> bool:
-    """Return True if the file might be an image, so that the gateway should download it."""
+    """Return True if the file might be an image and should therefore be downloaded."""
     if attachment.kind is AttachmentKind.IMAGE:
         return True
     if attachment.kind not in (AttachmentKind.DOCUMENT, AttachmentKind.OTHER):

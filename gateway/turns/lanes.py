@@ -50,7 +50,7 @@ RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
 
 
 class Lane:
-    """Worker of a chat. It ends when no work is left."""
+    """Worker for one chat. It ends when no work is left."""
 
     def __init__(self, chat_id: ChatId, lanes: "LaneRegistry", ownership: Ownership, run_command: RunCommand) -> None:
         self._chat_id, self._lanes, self._ownership, self._run_command = chat_id, lanes, ownership, run_command
@@ -159,7 +159,7 @@ class Lane:
             self._lanes.turns.delivery.wake(self._chat_id)
 
     async def _resume(self, turn: RunningTurn) -> None:
-        """Resume an open turn that no process works on. After a crash, the resumption counts as a restart."""
+        """Resume an open turn that no process is working on. After a crash, the resumption counts as a restart."""
         is_restart = not self._lanes.is_own(turn)
         if is_restart and turn.restarts >= MAX_RESTARTS:
             await self._lanes.turns.give_up(turn)
@@ -350,7 +350,7 @@ class LaneRegistry:
         return next((active for active in self.active.values() if active.turn.chat_id == chat_id), None)
 
     def open(self, chat_id: ChatId, started: RunningTurn | None = None) -> None:
-        """Open the lane of a chat that this process owns, unless the lane is open or the registry is closing."""
+        """Open the lane of a chat that this process owns, unless it is already open or the registry is closing."""
         ownership = self._ownership
         if ownership is None or self._is_closing or chat_id in self._lanes:
             return

@@ -22,7 +22,7 @@ class Ownership(Protocol):
 
     @property
     def has_queue(self) -> bool:
-        """True if a lane should end after its turn, because other chats wait for its slot."""
+        """True if a lane should end after its turn, because other chats are waiting for its slot."""
 
     async def sweep(self) -> None:
         """Find chats in the database that have work but no lane. Raises `StateError`."""

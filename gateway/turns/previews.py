@@ -53,11 +53,11 @@ class TurnPreview:
         self.text = ""
 
     def open(self, ref: str | None = None) -> None:
-        """Start to show the text, in the placeholder message `ref` if it is given. The caller must await `close`."""
+        """Start showing the text, in the placeholder message `ref` if it is given. The caller must await `close`."""
         self._first_sign = asyncio.get_running_loop().call_later(self._first_sign_seconds, self.begin)
 
     def begin(self) -> None:
-        """Start to show the text at once."""
+        """Start showing the text immediately."""
         self._task = asyncio.create_task(self._run(), name=f"preview-{self._turn.id}")
 
     async def close(self) -> None:

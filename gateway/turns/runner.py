@@ -51,7 +51,7 @@ from hermes_state.values import Clock, Millis
 log = structlog.get_logger()
 
 MAX_RESTARTS = 3
-"""Maximum number of restarts of a turn. After more crashes, the turn itself is probably their cause."""
+"""Maximum number of restarts of a turn. If it crashes more often, the turn itself is probably the cause."""
 
 MIN_HYGIENE_MESSAGES = 4
 """Minimum number of messages for which hygiene checks the size in tokens. Shorter views are left to the agent."""

@@ -32,7 +32,7 @@ _EXPIRED: Final = {
     # Expired codes. Approved and revoked people stay.
     "pairings": ("code_hash", "state = 'pending' AND expires_at < ?"),
 }
-"""For each table, its key column, and the SQL condition for rows that are removed because they ended before a time."""
+"""Key column of each table, and the SQL condition for its rows that ended long enough ago to be removed."""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:

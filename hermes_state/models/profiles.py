@@ -85,7 +85,7 @@ class ModelProfile:
     learned_input: Tokens | None = None
     """Smallest limit for the prompt alone, without the answer, that the provider stated when it refused a prompt."""
     learned_beside: Tokens | None = None
-    """Context length that was configured when the limits were learned. They apply only while it is configured."""
+    """Context length that was configured when the limits were learned. With another length, they do not apply."""
     offer: OfferedSize | None = None
 
     def window(self, in_force: Tokens) -> Tokens:
@@ -169,7 +169,7 @@ def save_calibration(db: Connection, route: str, model: str, calibration: Calibr
 
 
 def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int | None:
-    """Return the output limit that the provider stated within the last week. Older limits may have changed."""
+    """Return the output limit that the provider stated within the last week, if any. Older limits may have changed."""
     query = """SELECT learned_output FROM model_profiles
     WHERE route = ? AND model = ? AND learned_output_at BETWEEN ? AND ?"""
     return scalar_or_none(db, int, query, (route, model, now - MAX_LIMIT_AGE_MS, now))

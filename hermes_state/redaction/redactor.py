@@ -30,7 +30,7 @@ _REACH_CHARS = 140
 """Maximum length of a secret together with its name and spaces. Quoted values, headers and commands can be longer."""
 _COMMAND_CHARS = 600
 MAX_KNOWN_CLEAN = 4_096
-"""Maximum number of texts remembered, by their hashes, as free of secrets. Log lines often repeat the same words."""
+"""Maximum number of texts whose hashes are remembered because they contain no secret. Log lines often repeat."""
 
 
 def redact(text: str) -> str:
@@ -137,7 +137,7 @@ class Redactor:
 
 
 def holds_encoded(text: str, secrets: Iterable[str]) -> bool:
-    """Return True if `text` contains one of `secrets` plain, in base64 or hex, or percent-encoded up to four times."""
+    """Return True if `text` contains one of `secrets`, as is, in base64 or hex, or percent-encoded up to four times."""
     layers = [text]
     while len(layers) < 5 and (inner := unquote_plus(layers[-1])) != layers[-1]:
         layers.append(inner)

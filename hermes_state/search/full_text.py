@@ -64,7 +64,7 @@ def search(
 ) -> list[FoundMessage]:
     """Return the rows that match `query`, which can be any text. A query without words matches nothing.
 
-    People can write slow queries on purpose, so run this with a short time limit: `store.read_within(1.0, search,
+    People can deliberately write slow queries, so run this with a short time limit: `store.read_within(1.0, search,
     ...)`.
     """
     parsed, matches = parse_query(query), match_reader(db, **filters)

@@ -94,7 +94,7 @@ def insert_row(db: Connection, cls: Callable[[Any], T], query: str, parameters: 
 
 
 def insertion(table: str, names: Iterable[str]) -> str:
-    """Return a statement that inserts a row into `table`. `names` are the columns, and also the named parameters."""
+    """Return a statement that inserts a row into `table`. `names` are the names of both columns and parameters."""
     names = list(names)
     return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
 

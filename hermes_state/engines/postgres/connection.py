@@ -292,7 +292,7 @@ class PostgresConnection:
 
 
 class Result:
-    """Rows of a statement, all in memory."""
+    """Rows that a statement returned, all in memory."""
 
     def __init__(
         self, db: PostgresConnection, key: _Key, values: Sequence[Buffer | None] | None, fetched: PGresult | None = None
@@ -395,7 +395,7 @@ RIGHTS = "42501"  # the role lacks a privilege
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Return True if the error was not caused by the statement, so that running the statement again may succeed.
+    """Return True if the error was not caused by the statement, so running the statement again may succeed.
 
     Return False if a statement's own values exceed a limit (class 54), because the statement would always fail.
     """

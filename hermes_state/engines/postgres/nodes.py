@@ -234,7 +234,10 @@ def _labels(nodes: Sequence[NodeInfo | NodeRow]) -> dict[str, str]:
 
 
 def is_one_session(db: Connection) -> bool:
-    """Return True if no pooler is between this node and the server, so that the server can end a silent session."""
+    """Return True if there is no pooler between this node and the server.
+
+    Only then can the server end a silent session.
+    """
     query = "SELECT set_config('idle_session_timeout', '1h', true), pg_backend_pid()"
     timeout, pid = db.execute(query).fetchone()
     return bool(pid == db.raw.info.backend_pid and timeout == "1h")  # type: ignore[attr-defined]  # PostgreSQL's

@@ -224,7 +224,7 @@ class SqliteStore(Store):
 MAX_STEPS = 2_500
 """Maximum number of SQLite virtual machine steps in a short read: about 100 rows, in less than a millisecond."""
 SLOW_SECONDS = 0.02
-"""Seconds after which a read counts as slow, because of the disk or other threads. Most reads take 0.1 ms."""
+"""Seconds after which a read counts as slow, whether the disk or other threads delayed it. Most reads take 0.1 ms."""
 
 _CHECK_STEPS = 250
 
