@@ -77,7 +77,7 @@ def configure_logging(
 
 
 def update_logging(level: str, secrets: Iterable[str]) -> None:
-    """Apply a reloaded level (debug, info, warning, error) and the current secrets at once."""
+    """Apply a reloaded level (debug, info, warning, error) and the current secrets immediately."""
     logging.getLogger().setLevel(level.upper())
     redactor = Redactor(secrets)
     for handler in logging.getLogger().handlers:

@@ -41,7 +41,7 @@ class InboxMode(StrEnum):
     STEER = "steer"
     """A message that joins the running turn before its next model call, or starts the next turn."""
     ALONE = "alone"
-    """A row that is not merged with neighbouring rows: a `/queue` message, or a command that runs at once."""
+    """A row that is not merged with neighbouring rows: a `/queue` message, or a command that runs immediately."""
 
 
 class InboxState(StrEnum):

@@ -306,8 +306,8 @@ def finish_turn(
 ) -> tuple[MessageId, OutboxRow | None]:
     """Store the answer, settle the inbox and enqueue the reply. Raises `TurnMoved`.
 
-    A caller that can send the reply at once passes it as `rendered`. Then, if the chat has no other unsent reply, the
-    reply is stored as `sending` and its row is returned. A sub-agent sends no reply: its answer is its report.
+    A caller that can send the reply immediately passes it as `rendered`. Then, if the chat has no other unsent reply,
+    the reply is stored as `sending` and its row is returned. A sub-agent sends no reply: its answer is its report.
     """
     assert not answer.calls, "an answer that calls tools does not end the turn"
     closed = db.execute(_FINISH, (now, turn.id, turn.epoch)).fetchone()

@@ -100,7 +100,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedReply:
-    """A rendered reply that the account's owner wants to send at once."""
+    """A rendered reply that the account's owner wants to send immediately."""
 
     parts: Sequence[OutboundPart]
     ownership: AccountClaim

@@ -91,7 +91,10 @@ def deny_request(db: Connection, code_hash: str) -> None:
 
 @locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """End a person's pairing, and keep their messages out of running turns. Raises `CommandError` if there is none."""
+    """End a person's pairing, and keep their messages out of running turns.
+
+    Raises `CommandError` if the person is not paired.
+    """
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:

@@ -118,7 +118,10 @@ def compress(
 
 
 def _model_summary(config: Config, name: str | None) -> ModelSummary:
-    """Return a summariser for the named model, or for the configured one. Raises `CommandError` if there is none."""
+    """Return a summariser for the named model, or for the configured one.
+
+    Raises `CommandError` if there is no such model.
+    """
     named = config.model.named_route(name) if name else config.model.route
     route = named if name else route_for(config, "trajectories", named)
     if route is None or route.protocol == "offline":

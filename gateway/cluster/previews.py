@@ -69,7 +69,7 @@ class RemotePreview(LivePreview):
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Pause after showing text, then wait for new text. Text that arrives during the wait is shown at once."""
+        """Pause after showing text, then wait for new text. Text that arrives during the wait is shown immediately."""
         if was_sent or self.text != self._shown:
             await wait_until(self._closed, pause)
         if self.text == self._shown and not self._closed.is_set():

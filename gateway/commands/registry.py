@@ -45,9 +45,9 @@ T = TypeVar("T")
 
 class CommandKind(StrEnum):
     CONTROL = "control"
-    """Runs at once, even during a turn. `/stop` and `/status` run even while the database cannot be written."""
+    """Runs immediately, even during a turn. `/stop` and `/status` run even while the database cannot be written."""
     READ = "read"
-    """Runs at once, even during a turn."""
+    """Runs immediately, even during a turn."""
     CHANGE = "change"
     """Waits in the chat's queue, so it never runs during a turn."""
     MESSAGE = "message"

@@ -39,7 +39,7 @@ CRASH_SENTENCE = "That command failed because of an internal error. The gateway'
 
 
 class CommandRunner:
-    """Runs stored commands, either at once or in the order of the queue."""
+    """Runs stored commands, either immediately or in the order of the queue."""
 
     def __init__(self, context: CommandContext, delivery: Delivery, group: asyncio.TaskGroup) -> None:
         self._context = context

@@ -20,7 +20,7 @@ BEFORE_IS_COMPRESSED = "Earlier messages are compressed. To bring them back firs
 
 
 async def stop(request: CommandRequest) -> CommandResult:
-    """Cancel the chat's turn at once if this process runs it. A transaction then stores the stop for all nodes.
+    """Cancel the chat's turn immediately if this process runs it. A transaction then stores the stop for all nodes.
 
     A running command is cancelled only afterwards. Otherwise, the transaction might stop the next queued message.
     """

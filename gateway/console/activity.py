@@ -179,8 +179,9 @@ async def load_costs(context: ConsoleContext, person: WebPerson, query: Mapping[
 def forecast(days: Sequence[tuple[date, TotalUsage]]) -> str | None:
     """Return the expected cost of the current month. Return None if there are no costs, or too few days.
 
-    `days` ends with today and must include the first day of the month. Each remaining day counts as the mean of the
-    last seven full days. Today is not over, so it counts as the mean as well, unless it has already cost more.
+    `days` ends with today and must include the first day of the month. Each remaining day is estimated as the mean of
+    the last seven full days. Today is not over, so the same estimate is used for today, unless it has already cost
+    more.
     """
     today = days[-1][0]
     week = [spent.cost for _, spent in days[-8:-1]]

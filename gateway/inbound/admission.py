@@ -73,7 +73,7 @@ class AcceptedEvent:
 
     @property
     def runs_at_once(self) -> bool:
-        """True for a command that runs at once, even during a turn."""
+        """True for a command that runs immediately, even during a turn."""
         return self.kind is InboxKind.COMMAND and self.max_waiting is None
 
 

@@ -212,7 +212,7 @@ def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
 
 
 def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
-    """Check the context engine. Check the context window as well, unless a running daemon has checked it."""
+    """Check the context engine, and also the context window unless a running daemon has already checked it."""
     try:
         engine = load_engine(loaded.config.context.engine, loaded.home)
     except ConfigError as error:

@@ -376,7 +376,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _value(text: str, redact: Redact) -> object:
-    """Parse and redact a JSON value. If `text` is not valid JSON before or after redaction, return the redacted text."""
+    """Parse and redact a JSON value. If the text is not valid JSON before or after that, return the redacted text."""
     try:
         value = json.loads(text)  # keeps long integers exact
         return orjson.loads(redact(orjson.dumps(value).decode()))  # JSON escapes can hide a secret from the redaction

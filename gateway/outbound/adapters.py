@@ -182,7 +182,7 @@ class FloodControl:
 
     @contextmanager
     def obeyed(self) -> Iterator[None]:
-        """Guard a request: raise `RateLimited` at once during a penalty. Record a penalty that the request causes."""
+        """Guard a request: raise `RateLimited` during a penalty. Record a penalty that the request causes."""
         if (seconds := self.penalty_seconds) > 0:
             raise RateLimited(seconds)  # a request now would extend the penalty
         try:

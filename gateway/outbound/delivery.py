@@ -145,7 +145,7 @@ class Delivery:
     ) -> None:
         """Store the reply to a turn with `store`, then deliver the reply.
 
-        If the reply can be sent at once, `store` receives the rendered parts. If `store` stores the row in state
+        If the reply can be sent immediately, `store` receives the rendered parts. If `store` stores the row in state
         `sending`, it returns the row, and the chat's gate is held until the row is sent.
         """
         chat_id, chat, rendered = turn.chat_id, turn.chat, None

@@ -1,7 +1,7 @@
 """Kinds of files that people send, detected by name, MIME type and bytes, and how each kind is used.
 
-Unusable files are refused at once, because a provider that refuses an image would also refuse every later request in
-that conversation.
+Unusable files are refused immediately, because a provider that refuses an image would also refuse every later request
+in that conversation.
 """
 
 import re

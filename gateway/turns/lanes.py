@@ -258,7 +258,7 @@ class LaneRegistry:
 
     @property
     def room(self) -> int:
-        """Number of lanes that can open now and get a slot at once."""
+        """Number of lanes that can open now and get a slot immediately."""
         return self.runtime.config.sessions.max_turns - len(self._lanes)
 
     def has_room(self, ahead: int = 0) -> bool:

@@ -18,7 +18,7 @@ class Ownership(Protocol):
 
     @property
     def leaves_new(self) -> bool:
-        """True if new messages must not start a turn at once in this process."""
+        """True if new messages must not start a turn immediately in this process."""
 
     @property
     def has_queue(self) -> bool:

@@ -273,7 +273,7 @@ def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis
 
 
 def _sentence(error: HermesError | TimeoutError) -> str:
-    """Return the error message for the chat. The log has the details."""
+    """Return the error message for the chat. The details are in the log."""
     if isinstance(error, FallbacksFailedError):
         others = "The fallback model" if error.count == 1 else f"The {error.count} fallback models"
         return f"{sentence_for(error.first)} {others} also failed."

@@ -1,4 +1,4 @@
-"""Delete a chat on request: hide it at once, then remove its rows in the background.
+"""Delete a chat on request: hide it immediately, then remove its rows in the background.
 
 The row of the chat stays without any text, so that usage figures are kept and the chat's id is never used again. All
 other rows are removed in slices. After a restart, the next run continues with the remaining rows. On SQLite, the

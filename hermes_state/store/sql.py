@@ -77,7 +77,7 @@ def scalars(db: Connection, cls: Callable[[Any], T], query: str, parameters: Par
 
 
 def scalar(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> T:
-    """Return the single value of a query that always has one, converted by `cls`."""
+    """Return the value of a query that always returns exactly one, converted by `cls`."""
     (value,) = db.execute(query, parameters).fetchone()
     return cls(value)
 

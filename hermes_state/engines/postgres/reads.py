@@ -4,7 +4,7 @@ Short reads that arrive together share a transaction. Reading a few rows costs t
 needs round trips and a switch to the connection's thread and back.
 
 Functions that share round trips run in separate greenlets until they need a result. Then all their statements are sent
-at once (libpq's pipeline mode). Together they take as many round trips as the function that needs the most. See
+together (libpq's pipeline mode). Together they take as many round trips as the function that needs the most. See
 docs/decisions/0024.
 """
 
