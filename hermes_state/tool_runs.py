@@ -31,7 +31,7 @@ class ToolResult:
     preview: Callable[[MessageId], str] | None = None
     """Function that returns the text to show the model instead of `text`. Its argument is the id of the result's row.
 
-    None: the model sees the whole `text`.
+    If it is None, the model sees the whole `text`.
     """
 
 

@@ -92,7 +92,7 @@ class ConversationRef:
     chat_kind: ChatKind
     turn_id: TurnId | None = None
     paid_by: tuple[LineageId, TurnId] | None = None
-    """Conversation and turn to which a sub-agent's costs are charged. None: this conversation."""
+    """Conversation and turn to which a sub-agent's costs are charged. None means this conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,8 +167,8 @@ class CostConfig(BaseConfig):
     prices: Annotated[dict[str, dict[str, float]], BeforeValidator(_price_list)] = setting(
         {}, default_text="built-in list"
     )
-    """Prices in US dollars per million tokens, by model pattern such as `gpt-5*`: `input`, `output`, `cache_read`,
-    `cache_write`. The longest matching pattern wins."""
+    """Prices in US dollars per million tokens, by model pattern such as `gpt-5*`. Each entry needs `input` and
+    `output`; `cache_read` and `cache_write` are optional. The longest matching pattern wins."""
     daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
     """Maximum spending of the gateway per day. The day begins at midnight in `agent.time_zone`."""
     chat_daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")

@@ -47,7 +47,7 @@ class PostgresConnection:
     """Open connection in autocommit mode, wrapping psycopg's connection `raw`. Its owner closes it."""
 
     silence_seconds: float | None = None
-    """Maximum time to wait for a response. A server can hang while its connection stays open. None: no limit."""
+    """Maximum time to wait for a response. A server can hang while its connection stays open. None means no limit."""
 
     def __init__(self, raw: "psycopg.Connection[tuple[Any, ...]]") -> None:
         self.raw = raw

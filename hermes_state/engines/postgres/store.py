@@ -125,7 +125,7 @@ class _Session:
         db.execute("SET idle_session_timeout = 0")  # a limit set for the role would end an unused connection
 
     def break_off(self) -> None:
-        """Abort the connection, even while a job waits for it."""
+        """Abort the connection, even while a job is using it."""
         if self._db is not None:
             self._db.break_off()
 
