@@ -18,7 +18,7 @@ UNKNOWN = "Outcome unknown"
 ENVIRON = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
 
 SCRIPT: list[dict[str, object]] = [
-    {"match_any": "is on its way to the chat|is not sent again|there is no .gift.txt.", "text": ANSWER},
+    {"match_any": "is on its way to the chat|is not sent again|gift.txt.? does not exist", "text": ANSWER},
     {
         "match_any": f"Wrote {len(CONTENT)} bytes|{UNKNOWN}",
         "tool_calls": [{"name": "send_file", "arguments": {"path": "gift.txt", "caption": CAPTION}}],
