@@ -125,14 +125,14 @@ def test_the_worked_example_adds_up() -> None:
     """The limits and the size of the markers are those of the gateway, and the sums are right."""
     limits = limits_at(200_000)
     example = " ".join(PAGE.partition("## A worked example")[2].partition("\n## ")[0].split())
-    assert f"once it reaches {limits.threshold:,} tokens" in example
+    assert f"threshold is {limits.threshold:,} tokens" in example
     assert f"{limits.tail:,} tokens for the kept end" in example
-    assert f"at most {limits.summary_ceiling:,} tokens long" in example
+    assert f"{limits.summary_ceiling:,} tokens for a summary" in example
     assert f"at most {summary_input_tokens(limits.context_length):,} tokens of the middle" in example
     before, system, head, middle, tail, after = (
         int(re.search(words.replace("N", r"([\d,]+)"), example)[1].replace(",", ""))  # type: ignore[index]
         for words in (
-            *("N tokens in all", "N tokens of system prompt", "N tokens at the beginning", "N tokens in the middle"),
+            *("the prompt has N tokens", "N tokens of system prompt", "N tokens at the beginning", "N tokens in the middle"),
             *("N tokens at the end", "next prompt has about N tokens"),
         )
     )
