@@ -167,7 +167,7 @@ class WebSettings:
     addresses are blocked."""
     search: Annotated[Literal["searxng", "brave", "tavily"] | None, Off, AnyCase, Setting(default_text="off")] = None
     """Search service for `web_search`."""
-    search_url: Annotated[Url | None, Setting(default_text="the service's own")] = None
+    search_url: Annotated[Url | None, Setting(default_text="the service's own URL")] = None
     """Base URL of the search service. SearXNG requires it, for example `http://127.0.0.1:8080`."""
     search_key: Annotated[Secret | None, Setting()] = None
     """API key of the search service. Brave and Tavily require one."""

@@ -37,7 +37,9 @@ from hermes_state.values import ChatKey, ChatKind, Clock, MessageId, ToolEffect,
 
 log = structlog.get_logger()
 
-OF_THE_CONVERSATION = "only the conversation's main agent may use this tool: describe the needed call in your report"
+OF_THE_CONVERSATION = (
+    "only the conversation's main agent may use this tool: describe the call that you need in your report"
+)
 NEEDS_A_YES = "it may need approval, and a sub-agent cannot ask people: report what should be done"
 NOT_GIVEN = "the main agent did not give it to this sub-agent"
 
@@ -135,7 +137,7 @@ class SubagentRunner:
             reason = f"it did not finish within {seconds:g} seconds"
             raise await self._failed(turn, "TimeoutError", reason) from None
         except ModelError as error:
-            spent = " (the spending cap is reached)" if isinstance(error, SpendingCapExceeded) else ""
+            spent = " (the spending cap has been reached)" if isinstance(error, SpendingCapExceeded) else ""
             raise await self._failed(turn, type(error).__name__, f"its model failed{spent}", error) from error
         except Exception as error:  # the parent turn and its other sub-agents continue
             log.exception("subagent.crashed")
@@ -168,7 +170,7 @@ class SubagentRunner:
     async def _failed(self, turn: RunningTurn, kind: str, reason: str, error: ModelError | None = None) -> ToolError:
         """Mark a sub-agent's turn as failed, and return the error for the parent turn."""
         log.warning("subagent.failed", error=kind, detail=None if error is None else str(error))
-        sentence = f"the sub-agent has no report: {reason}"
+        sentence = f"the sub-agent returned no report: {reason}"
         await self.store.write_with_retry(journal.fail_turn, turn, kind, sentence, self.clock.now())
         return ToolError(sentence)
 

@@ -243,8 +243,8 @@ class ResultBudget:
         size = f"{len(text):,} characters, {len(text.encode('utf-8', 'replace')) / 1_024:,.0f} KB"
         beginning = f"{enclosed(BLOCK, preview)}{'…' if len(preview) < len(text) else ''}"
         return (
-            f'<{BLOCK} id="{name}">\nThis result is too long to show ({size}). All of it is stored as {name}. Read '
-            f"parts of it with history_open, or with read_file and the path {name}, using offset and limit. "
+            f'<{BLOCK} id="{name}">\nThis result is too long to show ({size}). The full result is stored as {name}. '
+            f"Read parts of it with history_open, or with read_file and the path {name}, using offset and limit. "
             f"search_files accepts the same path.\nIt begins:\n{beginning}\n</{BLOCK}>"
         )
 

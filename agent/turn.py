@@ -300,7 +300,7 @@ class Agent:
                 request = fewer
         if done.reply.calls and not request.may_call_tools:
             await client.ledger.record(request.payer, replace(done.call, outcome="malformed"))
-            raise ReplyMalformed(f"the model still calls tools after {self._max_tool_rounds} rounds")
+            raise ReplyMalformed(f"the model is still calling tools after {self._max_tool_rounds} rounds")
         if retry is not None and (notice := await retry.settle(request)) is not None:
             state.notice = notice
             prompt = prompt.with_style(request.style)

@@ -26,7 +26,7 @@ from hermes_state.values import ChatId, Millis
 
 log = structlog.get_logger()
 
-MISSED_NOTE = "earlier times were skipped, because the gateway or its machine was not running"
+MISSED_NOTE = "earlier times were skipped because the gateway or its machine was not running"
 
 
 async def expire_questions(lanes: LaneRegistry) -> float | None:
@@ -38,10 +38,10 @@ async def expire_questions(lanes: LaneRegistry) -> float | None:
     def why_closed(db: Connection, one: PendingApproval) -> str | None:
         role = lanes.access.role_of(one.started_by)
         if role is None:
-            return "Withdrawn, because the person no longer has access,"
+            return "Withdrawn because the person no longer has access,"
         is_for_admins = one.answerer is Answerer.ADMIN and role is not UserRole.ADMIN
         if is_for_admins and not lanes.access.load_admin_chats(db):
-            return "Refused, because no admin can be reached,"
+            return "Refused because no admin can be reached,"
         return None
 
     for chat_id in await lanes.store.write(approvals.expire_pending, why_closed, lanes.clock.now()):
@@ -117,7 +117,7 @@ async def fire_schedules(lanes: LaneRegistry) -> float | None:
         if lanes.access.role_of(row.creator_ref) is None:
             why = f"because {row.creator_name}, who added it, no longer has access"
             hint = f"To remove it, send `/schedule remove {row.id}`."
-            return FiringPlan(refusal=f"Schedule {row.id} is paused, {why}. {hint}")
+            return FiringPlan(refusal=f"Schedule {row.id} is paused {why}. {hint}")
         try:
             return firing_plan(row, now, skips_missed=lanes.runtime.config.schedules.missed == "skip")
         except ToolError as error:
@@ -144,7 +144,7 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
         log.info("schedule.skipped", schedule=row.id)
         return FiringPlan(next_at=next_at)
     due = f"it was due at {meant.key.replace('T', ' ')} ({row.zone})"
-    notes = [f"{due} and is late, because the gateway or its machine was not running then"] if is_late else []
+    notes = [f"{due} and is late because the gateway or its machine was not running then"] if is_late else []
     notes += [MISSED_NOTE] if meant.at > row.next_at else []
     return FiringPlan(key=meant.key, notes=tuple(notes), next_at=next_at)
 

@@ -283,7 +283,7 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
     `person` limits this to turns that the person started, and `before` to turns that began with an earlier inbox row.
     """
     values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
-    query = """UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
+    query = """UPDATE outbox SET state = 'dead', error = 'stopped with /stop', settled_at = :now
     WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind = 'final' OR part > 0)
     AND (turn_id IS NULL OR (SELECT min(i.id) FROM inbox i WHERE i.turn_id = outbox.turn_id) < :before)
     AND (CAST(:person AS TEXT) IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)"""
@@ -308,7 +308,7 @@ def close_question(
 
 def close_questions(db: Connection, turn_id: TurnId, now: Millis) -> None:
     for number in scalars(db, int, "SELECT id FROM approvals WHERE turn_id = ? AND state = 'pending'", (turn_id,)):
-        close_question(db, number, "expired", "", None, "Withdrawn, because the turn ended,", now)
+        close_question(db, number, "expired", "", None, "Withdrawn because the turn ended,", now)
 
 
 @locks(EVERYTHING)

@@ -238,7 +238,7 @@ EngineEvent: TypeAlias = ReplyEvent | ContinuedEvent | EndedEvent
 
 _WHY = {
     SkipReason.TOO_FEW: "the conversation is too short",
-    SkipReason.NOTHING_BETWEEN: "there is nothing between the first and the newest messages, which always stay",
+    SkipReason.NOTHING_BETWEEN: "there is nothing between the first and the newest messages, which are always kept",
     SkipReason.NOT_SMALLER: "a summary would not be shorter than the messages it replaces",
     SkipReason.UNCHANGED: "the context engine returned the messages unchanged",
     SkipReason.TOOL_RUNS: "a tool call in the last turn has no result yet",

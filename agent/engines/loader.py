@@ -152,7 +152,7 @@ def loaded(plugin: PluginSource) -> LoadedEngine:
         make = _maker(offered)
         engine = make()
         if not isinstance(engine, ContextEngine):
-            raise PluginError(f"it makes {type(engine).__name__}, which is not a ContextEngine")
+            raise PluginError(f"it creates {type(engine).__name__}, which is not a ContextEngine")
         tools: object = engine.get_tool_schemas()
         if inspect.iscoroutine(tools):
             tools.close()

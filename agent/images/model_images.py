@@ -160,7 +160,7 @@ class RetriedImageCall:
         await self.images.learn(msgspec.structs.replace(learned, **changes))
         if len(sent) == len(self._refusals[0][1]):
             return f"{IMAGE_FAULTS[error.fault]}, so the model received smaller copies."
-        outcome = "some were left out of this answer" if sent else "this answer was written without them"
+        outcome = "some images were left out of this answer" if sent else "this answer was written without images"
         return f"{IMAGE_FAULTS[error.fault]}, so {outcome}."
 
 

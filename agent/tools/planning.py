@@ -137,4 +137,4 @@ async def context_tool(arguments: _Window, context: ToolContext) -> str:
     if use.held_back is not None:
         raise ToolError(f"no compression is possible now: {use.held_back}")
     use.compress(arguments.focus or None)
-    return "A compression will run before your next step, unless it would free nothing."
+    return "A compression will run before your next step, unless it would free no space."

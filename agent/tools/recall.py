@@ -68,7 +68,7 @@ async def _search(asked: _Search, context: ToolContext) -> str:
         f"{recall_id(hit.message_id)} {_when(hit.created_at)} {hit.role}: {' '.join(hit.snippet.split())}"
         for hit in hits
     )
-    partly = f"No message has all of these words; these were found: {', '.join(words)}. " if words else ""
+    partly = f"No message has all of these words; searched for these instead: {', '.join(words)}. " if words else ""
     return (
         f"{partly}{len(hits)} found, best first.{note} {_UNTRUSTED}\n<history>\n{enclosed('history', rows)}\n</history>"
     )

@@ -136,7 +136,10 @@ class TrajectoryCompressor:
             failed = {"summary_calls": 1, "summary_errors": 1, "error": self.redact(str(error))}
             return replace(kept, metrics=msgspec.structs.replace(kept.metrics, **failed))
         return self._with_summary(trajectory, sizes, (start, end), well_formed(self.redact(text))) or replace(
-            kept, metrics=msgspec.structs.replace(kept.metrics, summary_calls=1, error="the summary saves nothing")
+            kept,
+            metrics=msgspec.structs.replace(
+                kept.metrics, summary_calls=1, error="the summary would not save any tokens"
+            ),
         )
 
     def _room(self) -> int:

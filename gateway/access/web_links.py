@@ -35,9 +35,9 @@ async def make_link(
         return adapter.mint_url()
     person, shown = UserRef(f"local:{named_after(name)}"), " ".join(name.split())[:80]
     if person == "local:" or not shown.isprintable():
-        raise CommandError("A name needs at least one letter or digit, and no control characters.")
+        raise CommandError("A name must have at least one letter or digit, and no control characters.")
     if person == LOCAL_OWNER:
-        raise CommandError("“owner” is the owner of this gateway. Choose another name.")
+        raise CommandError("“owner” is reserved for the owner of this gateway. Choose another name.")
     if role is not None or access.role_of(person) is None:
         await store.write(_admit, person, shown, role or UserRole.USER, decided_by, clock.now())
         await access.load()

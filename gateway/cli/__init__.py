@@ -30,7 +30,7 @@ COMMANDS = {
     "search": ("lookups", "Search all conversations."),
     "history": ("lookups", "Show the original messages of a chat or session."),
     "sessions": ("lookups", "List conversations, most recently used first."),
-    "why": ("lookups", "Explain one message, from its arrival to its delivery."),
+    "why": ("lookups", "Show what happened to a message, from arrival to delivery."),
     "usage": ("lookups", "Show token usage, cost and spending caps."),
     "insights": ("lookups", "Show recent spending by day, chat, model and purpose."),
     "backup": ("database", "Copy the database to a file, even while the gateway runs."),

@@ -66,7 +66,7 @@ def _lines(found: ClusterStatus) -> Iterator[str]:
             f"{load.server_connections} of {load.max_connections}."
         )
         if load.hint_queue_percent >= 1:
-            yield f"The notification queue is {load.hint_queue_percent:.0f} % full, because a node is not reading it."
+            yield f"The notification queue is {load.hint_queue_percent:.0f} % full because a node is not reading it."
 
 
 def _row(node: NodeStatus) -> tuple[str, ...]:

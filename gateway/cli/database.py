@@ -45,7 +45,7 @@ def backup(
             size = copy_into(db, target)
     if not os.path.exists(target):
         raise CommandError(
-            f"The gateway wrote {target}, but its service has a private folder at that path, as with /tmp. "
+            f"The gateway wrote {target}, but into a private folder of its service, such as the service's own /tmp. "
             f"Choose a file in {state.home}."
         )
     line = f"Copied the whole database to {target} ({size / 1e6:.1f} MB)."
@@ -103,7 +103,7 @@ def _target(text: str) -> Path | str:
         raise CommandError(f"--to {error}") from None
     if has_password:
         raise CommandError(
-            "Leave the password out of --to, because process lists show it. Set PGPASSWORD or use ~/.pgpass instead."
+            "Leave the password out of --to because process lists show it. Set PGPASSWORD or use ~/.pgpass instead."
         )
     return url
 

@@ -55,7 +55,9 @@ _Source = Annotated[
 ]
 _Target = Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="New file.")]
 _Force = Annotated[bool, typer.Option("--force", help="Overwrite OUT and start again.")]
-_MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens of a conversation; shorter ones stay unchanged.")]
+_MaxTokens = Annotated[
+    int, typer.Option(min=1, help="Maximum length of a conversation in tokens; shorter ones stay unchanged.")
+]
 _SummaryTokens = Annotated[int, typer.Option(min=50, help="Length of a summary in tokens.")]
 _Number = Annotated[int, typer.Argument(metavar="N", min=1, help="Line number.")]
 
@@ -207,14 +209,14 @@ def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) ->
 
 @trajectories.command("show")
 def show_one(source: _Source, number: _Number = 1) -> None:
-    """Show the conversation in line N of IN."""
+    """Show the conversation on line N of IN."""
     for index, turn in enumerate(_find(source, number).turns, start=1):
         echo(f"── {index} {turn.role}\n{turn.text}\n")
 
 
 @trajectories.command()
 def replay(source: _Source, number: _Number = 1) -> None:
-    """Print the conversation in line N of IN as people and the agent saw it."""
+    """Print the conversation on line N of IN as people and the agent saw it."""
     for lines in replayed(_find(source, number)):
         echo(lines)
 

@@ -100,7 +100,7 @@ class Node:
                 self._take_hint(Hint(kind, 0))
         try:
             if not await run_until(seat.lost, self._take_first(seat)):
-                raise SeatLost("the node lost its seat while it started its work")
+                raise SeatLost("the node lost its seat before it could start work")
         except StateError:  # release the locks, so that other nodes can take them
             seat.lost.set()
             await self._give_up(seat)
@@ -199,6 +199,6 @@ class Node:
         elif hint.kind is HintKind.STOPPED:
             for active in self.lanes.active.values():
                 if active.turn.id == hint.id and active.stop_reason is None:
-                    active.begin_stop("stopped at another node").settle_stop()
+                    active.begin_stop("stopped on another node").settle_stop()
         elif (act := self.on_hint.get(hint.kind)) is not None:
             act(hint.id)

@@ -44,7 +44,7 @@ async def status(request: CommandRequest) -> CommandResult:
         settings = context.runtime.config.model
         chosen = route_of(settings, session.chosen_model) or settings.route
         if (by := context.runtime.fallbacks.of(session.lineage_id, chosen)) is not None:
-            lines.append(f"- The last answer came from {by.label}, because {chosen.label} failed")
+            lines.append(f"- The last answer came from {by.label} because {chosen.label} failed")
         lines += await context_lines(request, session)
     if turn is not None and not turn.is_waiting:
         lines.append(_running_line(context, turn))
@@ -59,7 +59,7 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
     """Return the reply to `/status` without using the database. Used while the database cannot be written."""
     running = context.lanes.running_in(key)
     lines = [
-        "- Database: cannot be written, because it is locked or its disk is full; new messages must wait",
+        "- Database: not writable because it is locked or its disk is full; new messages must wait",
         *_model_lines(context, running.chosen_model if running is not None else None),
         *([_running_line(context, running)] if running is not None else []),
     ]
@@ -87,7 +87,7 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
 
 def _running_line(context: CommandContext, running: RunningTurn) -> str:
     seconds = max(0, context.clock.now() - running.started_at) // 1000
-    return f"- Working on an answer for {seconds} s; /stop cancels it"
+    return f"- Working on an answer ({seconds} s so far); /stop cancels it"
 
 
 def _connection_lines(context: CommandContext) -> Iterator[str]:

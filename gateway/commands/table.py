@@ -249,7 +249,7 @@ COMMANDS = (
         "why",
         READ,
         lineage.why,
-        "explain one message, from its arrival to its delivery",
+        "show what happened to a message, from arrival to delivery",
         (Option("message", "a message's id such as m123", is_required=True),),
     ),
 )

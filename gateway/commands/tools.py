@@ -122,7 +122,9 @@ def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequen
         asked_later = "I asked this after you sent your answer, so please name the request"
         raise CommandError(f"{asked_later}: `/approve {name}` or `/deny {name}`.")
     if not pending:
-        raise CommandError("There is no open request here. It was answered or has expired, or its turn has ended.")
+        raise CommandError(
+            "There is no open request here. The request was answered or has expired, or its turn has ended."
+        )
     if which is None and len(pending) > 1:
         names = ", ".join(f"a{one.id} (`{one.tool_name}` for `{one.started_by}`)" for one in pending)
         raise CommandError(f"There are {len(pending)} open requests. Please name one of them, or `all`: {names}.")

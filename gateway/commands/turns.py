@@ -14,7 +14,7 @@ from hermes_state.transcripts import View, hide, load_view, split_exchanges, und
 from hermes_state.turns import RunningTurn, find_open_turn, find_turn, was_stopped
 from hermes_state.values import ChatId, InboxId, Millis, Origin, UserRef
 
-STOPPED = "stopped by the person"
+STOPPED = "stopped with /stop"
 
 BEFORE_IS_COMPRESSED = "Earlier messages are compressed. To bring them back first, send `/compress undo`."
 

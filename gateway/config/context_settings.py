@@ -131,7 +131,8 @@ class ContextEngineConfig(BaseConfig):
     """Context engine: the code that compresses conversations."""
 
     engine: Annotated[str, Trimmed] = "compressor"
-    """Name of the engine: the built-in `compressor` or a plugin. `hermes-gateway plugins list` shows all engines."""
+    """Name of the context engine: the built-in `compressor` or a plugin. `hermes-gateway plugins list` shows all
+    engines."""
 
 
 class NoticeConfig(BaseConfig):

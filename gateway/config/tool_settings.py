@@ -119,8 +119,8 @@ class McpConfig(BaseConfig):
     """MCP servers whose tools the agent can use (`docs/reference/tools.md`)."""
 
     servers: Annotated[dict[str, ServerSettings], BeforeValidator(_servers)] = setting({}, default_text="none")
-    """Servers by name. Each server needs `command` (with `args`, `env`, `cwd`) or `url` (with `headers`). Optional keys
-    are `allow`, `deny`, `effects`, `trust_hints`, `seconds` and `enabled`."""
+    """MCP servers by name. Each server needs `command` (with `args`, `env`, `cwd`) or `url` (with `headers`). Optional
+    keys are `allow`, `deny`, `effects`, `trust_hints`, `seconds` and `enabled`."""
 
     @property
     def enabled_servers(self) -> list[ServerSettings]:

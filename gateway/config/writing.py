@@ -48,7 +48,9 @@ def new_files(home: Path, answers: Mapping[str, str], *, keeps: bool = False) ->
     if written and settings == old:
         text = written
     elif written and not written.startswith(_MARK):
-        raise ConfigError(f"{config}: a person wrote this file, so it was not changed: set the keys of `model` there")
+        raise ConfigError(
+            f"{config}: this file was written by hand, so it was not changed; set the keys of `model` there"
+        )
     # Values are quoted, so that variables in them are not expanded.
     escaped = {name: answers[name].replace("\\", "\\\\").replace("'", "\\'") for name in SECRETS if answers.get(name)}
     lines = "".join(f"{name}='{value}'\n" for name, value in escaped.items())

@@ -38,7 +38,7 @@ STATES = {
     AdapterState.RUNNING: "Connected",
     AdapterState.STALLED: "No answer from the service",
     AdapterState.BACKING_OFF: "Waiting before the next attempt",
-    AdapterState.FAILED: "Stopped; needs the owner",
+    AdapterState.FAILED: "Stopped; needs the owner's attention",
     AdapterState.STANDBY: "Served by another node",
 }
 
@@ -78,15 +78,15 @@ async def load_overview(context: ConsoleContext, person: WebPerson, query: Mappi
 def _attention(context: ConsoleContext, values: Values, caps: Sequence[CapUsage]) -> Iterator[str]:
     """Yield a sentence for each problem that needs the owner's attention, the most urgent first."""
     if context.store.trouble is not None:
-        yield f"The database cannot be written: {context.store.trouble}"
+        yield f"The database is not writable: {context.store.trouble}"
     for name, health in sorted(context.adapters.health().items()):
         if not health.is_ready and health.state is not AdapterState.STARTING:
             yield f"{platform_name(name)}: {STATES[health.state].lower()}. {health.detail}".rstrip()
     yield from context.pauses()
     reached = [cap.key for cap in caps if cap.is_reached]
-    yield from (f"The spending cap {key} is reached, so the model is not called any more." for key in reached)
+    yield from (f"The spending cap {key} has been reached, so the model is no longer called." for key in reached)
     if models := unpriced_models(context.live.config):
-        yield f"No price is known for {', '.join(models)}, so the spending caps stop these models."
+        yield f"No price is known for {', '.join(models)}, so the spending caps block calls to these models."
     if requests := len(values["requests"]):
         yield f"{requests} {'person waits' if requests == 1 else 'people wait'} for access."
     if failed := sum(failure.count for failure in values["failures"]):

@@ -86,7 +86,7 @@ async def load_search(context: ConsoleContext, person: WebPerson, query: Mapping
     try:
         found, advice = await context.store.read_within(LOOKUP_SECONDS, _search, words, like, platform, times)
     except StoreUnavailable as error:
-        raise CommandError("The search took too long or could not read the data. Try rarer words.") from error
+        raise CommandError("The search took too long or could not read the data. Try less common words.") from error
     titles = await context.store.read(_titles, words, like, platform)
     redact, request = context.live.redactor(), SearchRequest(words=words)
     safe = await asyncio.to_thread(lambda: [request.redacted(hit, redact) for hit in found])
@@ -185,7 +185,7 @@ async def load_deletion(context: ConsoleContext, person: WebPerson, query: Mappi
     parts = [counted(number, noun) for noun, number in counts.items() if number] or ["the chat"]
     notes = await asyncio.to_thread(_notes, MemoryDirectory(path=context.live.loaded.home / "memory"), extent.id)
     return {
-        "sentence": f"This removes {' and '.join(parts)}. You cannot undo it. The cost of the "
+        "sentence": f"This removes {' and '.join(parts)}. You cannot undo this. The cost of the "
         "chat stays in the statistics. Files in its workspace folder and backups of the database stay too.",
         "notes": [context.live.redactor()(note) for note in notes],
     }
@@ -207,7 +207,7 @@ async def delete(context: ConsoleContext, person: WebPerson, form: Mapping[str, 
     if (lineage_id := await context.store.write(hide, key, context.clock.now())) is not None:
         await context.runtime.agent.context.pending.drop(lineage_id)
     context.remove_deleted()
-    return "The chat is deleted. You get a message when nothing is left of it."
+    return "The chat has been deleted. You will get a message when it is gone from the database."
 
 
 CHATS = Page(about=ConsolePage(name="chats", title="Chats"), load=load)

@@ -100,7 +100,7 @@ def _marks(before: Transcript, after: Transcript, summary: str, carried: Carried
     where = {
         "standing rule": {rule.id for rule in carried.rules},
         "fact": {fact.id for fact in carried.facts},
-        "named in the summary": {int(found) for found in re.findall(rf"\b{RECALL_ID}\b", summary)},
+        "mentioned in the summary": {int(found) for found in re.findall(rf"\b{RECALL_ID}\b", summary)},
     }
     marks: dict[MessageId, list[str]] = {}
     for row in before:

@@ -49,7 +49,7 @@ async def invite(context: ConsoleContext, person: WebPerson, form: Mapping[str, 
             "This node does not serve the web chat. Run `hermes-gateway url --for` on the node that does."
         )
     await context.record(person, "invite", name)
-    return f"Send this link to {name}. It signs in one browser within 24 hours: {url}"
+    return f"Send this link to {name}. It signs in one browser and expires after 24 hours: {url}"
 
 
 async def sign_out(context: ConsoleContext, person: WebPerson, form: Mapping[str, str]) -> str:

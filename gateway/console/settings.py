@@ -103,8 +103,8 @@ async def use_model(context: ConsoleContext, person: WebPerson, form: Mapping[st
         provider = recognise(key, address)
         if provider is None and not address:
             raise CommandError(
-                "This page does not know whose key this is. Open “Another provider or model” and add the address of "
-                "the API and the name of the model."
+                "This page cannot tell which provider the key belongs to. Open “Another provider or model” and add "
+                "the address of the API and the name of the model."
             )
         answers = {
             MODEL_NAME: name or (provider.model if provider is not None else ""),
@@ -125,12 +125,12 @@ async def add_platform(platform: str, context: ConsoleContext, person: WebPerson
     variable = f"HERMES_{platform.upper()}__TOKEN"
     found = await _save(context, {variable: field_of(form, "token").strip()}, variable)
     await context.record(person, "set up platform", platform)
-    return f"{found} It is saved, and connects after a restart of the gateway."
+    return f"{found} The token is saved. Restart the gateway to connect."
 
 
 async def look_around(context: ConsoleContext, person: WebPerson, form: Mapping[str, str]) -> str:
     await context.store.write(save_note, OFFLINE_NOTE, str(context.clock.now()))
-    return "The offline model answers. “Set up” in the menu leads back to this page."
+    return "The offline model answers. To return to this page, choose “Set up” in the menu."
 
 
 async def _save(context: ConsoleContext, answers: Mapping[str, str], tested: str) -> str:

@@ -74,7 +74,9 @@ class Reloader:
         for variable in answers:
             source = loaded.sources[dotted(VARIABLES[variable])]
             if source in (variable, f"credential {variable}"):
-                raise ConfigError(f"{variable} is set outside of the files, which wins over them: change it there")
+                raise ConfigError(
+                    f"{variable} is set outside the configuration files, and that value overrides them: change it there"
+                )
         if (missing := missing_extra(loaded.config.model.protocol)) is not None:
             raise ConfigError(f"{missing[0].upper()}{missing[1:]}.")
         return loaded

@@ -29,7 +29,7 @@ def why_lines(found: Why, zone: tzinfo | None = UTC) -> list[str]:
             f"access, {delay:.1f} s after it was sent, and waited {waited:.1f} s for its turn."
         )
     if turn.turn_id is None:
-        return [*lines, "- It belongs to no turn, so there is nothing more to tell."]
+        return [*lines, "- It is not part of a turn, so there is nothing more to show."]
     if len(found.arrivals) > 1:
         lines.append(f"- {counted(len(found.arrivals), 'message')} were answered together in one turn.")
     restarts = f" It was restarted {counted(turn.restarts, 'time')}." if turn.restarts else ""

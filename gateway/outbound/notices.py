@@ -88,8 +88,8 @@ class NoticeWriter:
                 if prepared.failure is not None:
                     sentences.append(
                         f"I could not summarise this conversation ({prepared.failure.rstrip('.')}). Instead, I kept a "
-                        f"list of key points from {prepared.summarised:,} messages. All of them are still stored, and "
-                        "I can look them up."
+                        f"list of key points from {prepared.summarised:,} messages. All of these messages are still "
+                        "stored, and I can look them up."
                     )
                 if (accuracy := accuracy_sentence(event.compressions, self.settings())) is not None:
                     sentences.append(accuracy)

@@ -314,7 +314,7 @@ class LaneRegistry:
         if (active := self.active.get(key)) is None:
             return None
         may_stop = is_admin or active.turn.started_by == sender_ref or not active.turn.chat_kind.is_shared
-        return active.begin_stop("stopped by the person") if may_stop else None
+        return active.begin_stop("stopped with /stop") if may_stop else None
 
     def interrupt(self, chat_id: ChatId, turn_id: TurnId) -> None:
         """Stop a turn in favour of a newly stored message, unless the chat already runs another turn."""

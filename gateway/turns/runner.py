@@ -349,7 +349,7 @@ def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
         return f"_{_named(done.chosen)} answers again._" if before is not None else None
     if before == done.by:
         return None
-    return f"_{_named(done.by)} answers for now, because {_named(done.chosen)} {done.why}._"
+    return f"_{_named(done.by)} answers for now because {_named(done.chosen)} {done.why}._"
 
 
 def _named(route: RouteConfig) -> str:

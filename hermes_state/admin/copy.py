@@ -175,7 +175,7 @@ def _compared(source: Connection, target: Connection, table: str) -> CopiedTable
     read, found = _read_through(source, table, columns), _read_through(target, table, columns)
     if (found.rows, found.checksum) != (read.rows, read.checksum):
         raise StoreBroken(
-            f"the copy differs from its source in {table} ({found.rows} of {read.rows} rows), because the source has "
+            f"the copy differs from its source in {table} ({found.rows} of {read.rows} rows) because the source has "
             "changed since the copy began: start again with an empty target"
         )
     return read

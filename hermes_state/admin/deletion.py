@@ -57,7 +57,9 @@ def hide(db: Connection, key: ChatKey, now: Millis) -> LineageId | None:
       OR EXISTS (SELECT 1 FROM inbox WHERE chat_id = :id AND state IN ('new','claimed'))
       OR EXISTS (SELECT 1 FROM outbox WHERE chat_id = :id AND state IN ('pending','sending'))"""
     if scalar(db, bool, busy, {"id": chat.id}):
-        raise CommandError("This chat is answering a message. Stop the answer or wait for it, then delete the chat.")
+        raise CommandError(
+            "A message in this chat is being answered. Stop the answer or wait for it, then delete the chat."
+        )
     active = load_active(db, chat.id)
     query = """UPDATE chats SET deleted_at = ?, chat_ref = ?, title = NULL, settings = '{}', pinned_at = NULL,
       archived_at = NULL, active_session_id = NULL WHERE id = ?"""
@@ -90,7 +92,7 @@ def finish(db: Connection, chat_id: ChatId, now: Millis) -> ChatId | None:
     if not (others := load_listed(db, key, 1)):
         return None
     seconds = max(1, round((now - deleted_at) / 1_000))
-    text = f"The chat that you deleted {counted(seconds, 'second')} ago is now removed from the database completely."
+    text = f"The chat that you deleted {counted(seconds, 'second')} ago is now completely removed from the database."
     outbox.enqueue(db, Reply(chat_id=others[0].id, markdown=text, dedupe_key=f"deleted:{chat_id}"), now)
     return others[0].id
 

@@ -124,7 +124,7 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
             notes.append(f"SQLite's own tool found {sum(table.rows for table in tables) - before:,} more rows.")
         elif any(table.lost for table in tables):
             notes.append(
-                "Install SQLite's command line tool (sqlite3) and repair the damaged file again to find more rows."
+                "Install SQLite's command-line tool (sqlite3) and repair the damaged file again to find more rows."
             )
         if not any(table.rows for table in tables if table.name != "meta"):
             raise StoreUnavailable(f"{path} has no readable rows and is unchanged. {' '.join(notes)}")

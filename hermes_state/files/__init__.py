@@ -65,7 +65,7 @@ def open_files(url: str, options: Mapping[str, str], cache: Path) -> AttachmentF
                 raise ConfigError(f"attachments.url: {folder} is not a folder: create it, or mount its disk")
             files.new_file().unlink()
         except OSError as error:
-            raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror or error}") from error
+            raise ConfigError(f"attachments.url: {folder} is not writable: {error.strerror or error}") from error
         return files
     if (missing := missing_client(url)) is not None:
         raise ConfigError(missing)

@@ -193,7 +193,7 @@ def start_error(url: str, error: Exception) -> HermesError:
             f"attachments.url: the keys in attachments.options or the environment do not allow writing, reading and "
             f"deleting in {url}, or its endpoint is wrong{f' ({code})' if code else ''}"
         )
-    return ConfigError(f"attachments.url: {url} cannot be written: {reason(error)}")
+    return ConfigError(f"attachments.url: {url} is not writable: {reason(error)}")
 
 
 def reason(error: BaseException) -> str:

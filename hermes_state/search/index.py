@@ -36,7 +36,7 @@ RETRY_SECONDS = 60.0
 MAKING = f"{SERVING}_next"
 BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
 """Maximum rows and characters per block. A block keeps the writer busy for about 30 ms. A single row can be larger."""
-OUTDATED = "this version finds more words"
+OUTDATED = "it was built by an older version that finds fewer words"
 """Reason why an index is outdated. The index can still be used until its replacement is ready."""
 _FLOOR_NOTE = "search_floor"  # id of the oldest message in the unfinished index
 _MADE_NOTE = "search_making_version"
@@ -95,7 +95,7 @@ def find_fault(path: Path) -> str | None:
 
 def _damage(db: Connection) -> str | None:
     if not _is_kept_up(db, SERVING):
-        return "it was detached from the messages because it failed"
+        return "it is no longer updated because of an earlier error"
     # Count messages without an entry, and entries without a message or with impossible numbers of words and scopes.
     query = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT EXISTS (
         SELECT 1 FROM {SERVING}_docsize d WHERE d.id = m.id))
@@ -108,7 +108,7 @@ def _damage(db: Connection) -> str | None:
     words = dict(db.execute("SELECT col, sum(cnt) FROM temp.terms GROUP BY col"))
     rows = scalar(db, int, f"SELECT count(*) FROM {SERVING}_docsize")
     if load_totals(db, SERVING) != [rows, words.get("text", 0), words.get("scope", 0)]:
-        return f"its totals do not match its {sum(words.values())} words of {rows} messages"
+        return f"its totals do not match the {sum(words.values())} words of {rows} messages in it"
     return None
 
 

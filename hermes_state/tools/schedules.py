@@ -120,7 +120,7 @@ def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
     active = sum(row.state is ScheduleState.ACTIVE for row in load_schedules(db, chat_id))
     if not note_reach(db, chat_id, None) or not active:
         return False
-    go_on = f"{counted(active, 'schedule')} of this chat {'continues' if active == 1 else 'continue'}"
+    go_on = f"{counted(active, 'schedule')} in this chat {'continues' if active == 1 else 'continue'}"
     text = f"I can write here again, so {go_on}. A schedule that missed messages sends at most one of them now."
     reply = Reply(chat_id=chat_id, markdown=text, dedupe_key=f"reach:{chat_id}:{now}")
     return outbox.enqueue(db, reply, now) is not None

@@ -106,7 +106,7 @@ class ListRoutes:
         match request.match_info["action"]:
             case "rename":
                 await store.write(web_chats.rename, key, form.get("name", ""))
-                said = "The chat has a new name."
+                said = "The chat has been renamed."
             case "pin" | "unpin" as action:
                 await store.write(web_chats.pin, key, now if action == "pin" else None)
                 said = "The chat is pinned." if action == "pin" else "The chat is no longer pinned."

@@ -97,7 +97,7 @@ def received_at(request: web.Request) -> tuple[str, int]:
     """Return the server's address and port for a request. Raises `ConnectionResetError` if the browser disconnected."""
     socket = None if request.transport is None else request.transport.get_extra_info("sockname")
     if socket is None:
-        raise ConnectionResetError("the browser is gone")
+        raise ConnectionResetError("the browser disconnected")
     return socket[0], socket[1]
 
 

@@ -110,7 +110,7 @@ class Site:
 
     async def _offline(self, request: web.Request) -> web.StreamResponse:
         """Return the page that browsers store in advance and show while the gateway cannot be reached."""
-        line = "This page reloads by itself as soon as the gateway answers. Nothing that you sent is lost."
+        line = "This page reloads automatically as soon as the gateway answers. Nothing that you sent is lost."
         return html(self.parts.pages.plain("The gateway cannot be reached", line, "offline.js"))
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:

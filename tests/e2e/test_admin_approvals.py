@@ -81,7 +81,7 @@ async def test_the_admins_are_asked_with_person_chat_and_call_and_the_person_is_
         [closed] = await shown(world, chat_id, f"Approved by Eve {TIME}")
         assert "buy flour" in closed["text"]
         assert buttons_of(closed) == []
-    await world.ask("/approve a1", "It was answered", chat_id=SECOND)
+    await world.ask("/approve a1", "The request was answered", chat_id=SECOND)
     assert notebook(world) == ["buy flour"]
 
 
@@ -171,7 +171,7 @@ async def test_a_question_that_no_admin_can_answer_any_more_is_refused_at_once(w
     elif way == "revoked":
         assert (await world.command_line("pair", "revoke", "telegram:1"))[0] == 0
     assert await world.replies(1, match="no one approved this call")
-    await shown(world, 42, f"Refused, because no admin can be reached, {TIME}")
+    await shown(world, 42, f"Refused because no admin can be reached, {TIME}")
     assert notebook(world) == []
 
 
@@ -186,7 +186,7 @@ async def test_a_question_of_somebody_who_loses_access_says_so(world: World) -> 
     await ask(world, chat_id=77, user_id=77)
     await shown(world, ADMIN, "May I use")
     await world.say("/pair revoke telegram:77", chat_id=ADMIN)
-    await shown(world, ADMIN, f"Withdrawn, because the person no longer has access, {TIME}")
+    await shown(world, ADMIN, f"Withdrawn because the person no longer has access, {TIME}")
     assert notebook(world) == []
 
 
@@ -214,7 +214,7 @@ async def test_a_question_of_a_turn_that_is_stopped_or_interrupted_loses_its_but
     await shown(world, ADMIN, "May I use")
     await world.say("/stop")
     for chat_id in (42, ADMIN):
-        [closed] = await shown(world, chat_id, f"Withdrawn, because the turn ended, {TIME}")
+        [closed] = await shown(world, chat_id, f"Withdrawn because the turn ended, {TIME}")
         assert buttons_of(closed) == []
     await world.ask("/approve a1", "There is no open request here", chat_id=ADMIN)
     assert notebook(world) == []
@@ -222,7 +222,7 @@ async def test_a_question_of_a_turn_that_is_stopped_or_interrupted_loses_its_but
     await shown(world, ADMIN, "May I use write_down", 2)
     await world.say("something else")
     for chat_id in (42, ADMIN):
-        await shown(world, chat_id, f"Withdrawn, because the turn ended, {TIME}", 2)
+        await shown(world, chat_id, f"Withdrawn because the turn ended, {TIME}", 2)
 
 
 def expire_questions(world: World) -> None:
@@ -423,8 +423,8 @@ async def test_programs_and_tools_of_servers_need_an_admin_by_default(chat: Chat
 CLOSED_BY = {
     "/approve": "Approved by",
     "/deny": "Denied by",
-    "/stop": "Withdrawn, because",
-    "something else": "Withdrawn, because",
+    "/stop": "Withdrawn because",
+    "something else": "Withdrawn because",
 }
 
 

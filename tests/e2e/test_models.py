@@ -50,13 +50,13 @@ async def test_a_provider_that_is_down_is_stood_in_for_and_told_once(world: Worl
         await world.say("one")
         [first] = await world.replies(1)
         assert re.match(r"echo: \S+ \S+ one", first)
-        assert "lab-64k answers for now, because lab-128k rejects our API key" in first
+        assert "lab-64k answers for now because lab-128k rejects our API key" in first
         await world.say("two")
         [_, second] = await world.replies(2)
         assert re.fullmatch(r"echo: \S+ \S+ two", second)
         assert await keys_seen(world.llm) == {KEY}
         assert await keys_seen(other) == {OTHER_KEY}
-        await world.ask("/status", "The last answer came from lab-64k, because lab-128k failed")
+        await world.ask("/status", "The last answer came from lab-64k because lab-128k failed")
         rows = world.query("SELECT model, outcome FROM model_calls ORDER BY id")
         assert rows[:2] == [("lab-128k", "auth"), ("lab-64k", "ok")]
         assert await other.get("violations") == []
@@ -108,7 +108,7 @@ async def test_another_protocol_takes_up_a_turn_behind_the_tool_calls_of_one(wor
         await world.say('look [[tool:history_search {"query": "harbour"}]]')
         [said] = await world.replies(1)
         assert said.startswith("tool said: ")
-        assert "lab-64k answers for now, because lab-128k has no credit left" in said
+        assert "lab-64k answers for now because lab-128k has no credit left" in said
         assert len(await world.asked(0, wait=0)) == 2, "one step, and one refusal"
         [request] = await other.get("requests")
         assert request["path"] == spare.path

@@ -159,7 +159,7 @@ async def test_schedules_of_a_chat_that_blocked_the_bot_wait_without_a_model_cal
     await world.gateway.start()
     await world.tg.post("chat", {"chat_id": 42, "blocked": None})
     await world.tg.post("update", reach("member"))
-    assert await world.replies(1, match="I can write here again, so 1 schedule of this chat continues")
+    assert await world.replies(1, match="I can write here again, so 1 schedule in this chat continues")
     await world.replies(1, match="weather of the harbour")
     await delivered(world)
     assert scheduled_calls(world) == (1 if is_told else 2), "what was missed comes once"

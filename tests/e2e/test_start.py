@@ -69,7 +69,7 @@ async def test_a_key_is_tested_saved_and_used_without_a_restart(world: World, ow
     assert "Nothing was saved" in refused
     await world.llm.post("config", {"models_status": 200})
     assert "Nothing was saved" in await owner.act("start", "model", **{**fields, "address": "localhost"})
-    assert "whose key this is" in await owner.act("start", "model", key="something")
+    assert "which provider the key belongs to" in await owner.act("start", "model", key="something")
     assert "Paste an API key" in await owner.act("start", "model")
     assert not (world.home / "config.yaml").exists()
     assert await first_page(owner) == "/console/start"
@@ -96,7 +96,7 @@ async def test_a_bot_token_is_tested_saved_and_used_after_a_restart(world: World
     assert "not allowed in a key" in await owner.act("start", "telegram", token=f"{TOKEN} \n/x")
     assert not (world.home / ".env").exists()
     said = await owner.act("start", "telegram", token=f" {TOKEN} ")
-    assert "connects after a restart" in said
+    assert "Restart the gateway to connect." in said
     assert modes(world.home) == {0o600}
     content = await owner.read("start")
     assert "Restart the gateway to connect" in content
@@ -116,5 +116,5 @@ async def test_a_variable_of_the_environment_is_not_hidden_by_the_page(world: Wo
     await world.gateway.start(HERMES_MODEL__PROTOCOL="offline", HERMES_MODEL__NAME="mine")
     async with Visitor(await world.gateway.printed_url()) as again:
         fields = {"key": KEY, "address": f"{world.llm.url}/v1", "model": "lab-128k"}
-        assert "is set outside of the files" in await again.act("start", "model", **fields)
+        assert "is set outside the configuration files" in await again.act("start", "model", **fields)
         assert not (world.home / "config.yaml").exists()

@@ -154,7 +154,7 @@ async def test_a_subagent_stops_at_the_cap_of_its_conversation(world: World) -> 
     await world.script(match="count barrels", tool_calls=[REGISTER], times=-1)
     await world.ask("hand it on", "Send /new to start another one")
     [(error,)] = world.query("SELECT error FROM turns WHERE parent_turn_id IS NOT NULL")
-    assert "the spending cap is reached" in error
+    assert "the spending cap has been reached" in error
 
 
 async def test_they_are_no_conversations_of_the_chat(world: World) -> None:

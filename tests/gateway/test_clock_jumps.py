@@ -114,8 +114,8 @@ async def test_a_turn_that_crosses_the_jump_is_answered_and_status_counts_no_day
     await gateway.say("/status")
     await eventually(gateway.adapter.texts, "an answer")
     [said] = gateway.adapter.texts()
-    assert "Working on an answer for" in said
-    assert "Working on an answer for -" not in said
+    assert "Working on an answer (" in said
+    assert "Working on an answer (-" not in said
     hang.release()
     assert (await gateway.replies(2))[-1] == "finally"
 

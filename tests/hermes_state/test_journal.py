@@ -282,12 +282,12 @@ def test_stopping_keeps_the_partial_answer_and_answers_open_calls(db: sqlite3.Co
     asked = call_tools(db, turn, "a", "b", "c", text="let me see")
     journal.start_tools(db, turn, asked.id, asked.body.calls[:2], START)
     answer_call(db, turn, asked, "a")
-    assert journal.stop_turn(db, turn, "so far I found", "stopped by the person", START, notice="(stopped)")
+    assert journal.stop_turn(db, turn, "so far I found", "stopped with /stop", START, notice="(stopped)")
     view = load_view(db, turn.lineage_id).transcript
     assert [(row.role, row.tool_call_id, row.text) for row in view[2:]] == [
         (MessageRole.TOOL, "a", "found"),
-        (MessageRole.TOOL, "b", "stopped by the person"),
-        (MessageRole.TOOL, "c", "stopped by the person"),
+        (MessageRole.TOOL, "b", "stopped with /stop"),
+        (MessageRole.TOOL, "c", "stopped with /stop"),
         (MessageRole.ASSISTANT, None, "so far I found"),
     ]
     assert view[-1].body.was_interrupted

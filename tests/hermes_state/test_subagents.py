@@ -129,7 +129,7 @@ def test_ending_the_parent_ends_its_subagents_in_the_same_transaction(db: sqlite
     inner = call_tools(db, child, "x")
     journal.start_tools(db, child, inner.id, inner.body.calls, START)
     if end == "stop":
-        assert journal.stop_turn(db, turn, "", "stopped by the person", START, notice="(stopped)")
+        assert journal.stop_turn(db, turn, "", "stopped with /stop", START, notice="(stopped)")
     elif end == "fail":
         assert journal.fail_turn(db, turn, "Error", "Something went wrong.", START)
     else:

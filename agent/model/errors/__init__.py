@@ -60,7 +60,7 @@ REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
         outcome="not_offered",
         trouble="is not offered by its provider",
         sentence="The model provider does not offer this model at this address. The owner of this bot needs to check "
-        "its `name` and `base_url`.",
+        "this model's `name` and `base_url`.",
     ),
     errors.ContextOverflow: Remedy(
         outcome="overflow",
@@ -132,7 +132,7 @@ def _words(error: errors.ModelError) -> Mapping[str, str]:
         case errors.OutputCapExceeded(cap=cap):
             return {"cap": f" ({cap:,} tokens)" if cap else ""}
         case errors.AuthRejected(is_of_plan=True):
-            plan = "The plan at the model provider does not include this model"
+            plan = "The plan with the model provider does not include this model"
             return {"access": f"{plan}. The owner of this bot needs to change the plan, or this model's `name`"}
         case errors.AuthRejected():
             key = "The model provider rejected the API key"
@@ -150,7 +150,7 @@ def _words(error: errors.ModelError) -> Mapping[str, str]:
         case errors.PriceNotFound(model=model):
             return {"model": " `{}`".format(model.replace("`", "'")) if model else ""}
         case _ if error.has_answered:
-            before = "The model has answered earlier in this conversation"
+            before = "The model answered earlier messages in this conversation"
             return {"advice": f"{before}, so /compress may help. You can also send /new to start a fresh one"}
         case _:
             return {"advice": "The owner of this bot should check this model's `name` and `base_url`"}

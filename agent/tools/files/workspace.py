@@ -154,7 +154,9 @@ class WorkspaceHandle:
         """
         *folders, name = _named(parts)
         if len(data) > self.settings.max_file_bytes:
-            raise ToolError(f"{len(data):,} bytes are too many: the limit is {self.settings.max_file_bytes:,} bytes")
+            raise ToolError(
+                f"the file would have {len(data):,} bytes; the limit is {self.settings.max_file_bytes:,} bytes"
+            )
         with self.open_folder(tuple(folders), is_made=True) as folder, _explained(parts, folder, name):
             mode, old_bytes = None, 0
             with suppress(FileNotFoundError):

@@ -87,7 +87,7 @@ def normalised(spec: str, zone: str) -> str:
     if is_local(spec):
         return parse_local(spec, zone)
     if len(spec := " ".join(spec.lower().split())) > MAX_SPEC_CHARACTERS:
-        raise ToolError(f"a cron expression has at most {MAX_SPEC_CHARACTERS} characters")
+        raise ToolError(f"a cron expression can have at most {MAX_SPEC_CHARACTERS} characters")
     parse_crontab(spec)
     return spec
 

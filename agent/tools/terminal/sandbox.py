@@ -116,7 +116,7 @@ def command_words(
     Raises `ToolError`.
     """
     if (fault := terminal_fault(settings)) is not None:
-        raise ToolError(f"no command can be run: {fault}")
+        raise ToolError(f"no command can run: {fault}")
     if "\0" in command or not command.strip():
         raise ToolError("the command is empty" if not command.strip() else "the command contains a NUL character")
     if len(command.encode()) > _MAX_COMMAND_BYTES:
@@ -124,7 +124,7 @@ def command_words(
     if settings.unsafe:
         return [*GATE, *_shell(command)]
     if folder.resolve().is_relative_to("/usr"):
-        raise ToolError("no command can be run: the state directory is below /usr, which every command can read")
+        raise ToolError("no command can run: the state directory is below /usr, which every command can read")
     return sandboxed(command, folder, settings, probe_sandbox().options, GATE, kept)
 
 

@@ -121,7 +121,8 @@ def check_server(server: Server) -> None:
         )
     if server.encoding != "UTF8":
         raise DatabaseRejected(
-            f"{server.name} has the encoding {server.encoding}: create one with ENCODING 'UTF8' TEMPLATE template0"
+            f"{server.name} has the encoding {server.encoding}: create a database with ENCODING 'UTF8' "
+            "TEMPLATE template0"
         )
     if server.is_read_only:
         raise StoreUnavailable(f"{server.name} is read-only: set store.url to the primary server, not to a replica")
@@ -162,7 +163,7 @@ def _is_ours(db: Connection, server: Server) -> bool:
 
 def _check_may_create(server: Server) -> None:
     if not server.may_create:
-        where = f"schema {server.schema}" if server.schema else "any schema of its search path"
+        where = f"schema {server.schema}" if server.schema else "any schema on its search path"
         raise DatabaseRejected(
             f"the role {server.role} cannot create tables in {where} of {server.name}: grant it CREATE there, "
             "or make it the owner"

@@ -197,8 +197,8 @@ def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
         for key in sorted(mine.keys() & theirs.keys()):
             if mine[key] != theirs[key]:
                 rule = "each bot needs its own database" if key.endswith("token") else "set the same value on all nodes"
-                place = f"{theirs[key]} at {labels[other.id]}, which uses the same database"
-                found.append(f"{key} is {mine[key]} at {labels['']} and {place}: {rule}")
+                place = f"{theirs[key]} on {labels[other.id]}, which uses the same database"
+                found.append(f"{key} is {mine[key]} on {labels['']} and {place}: {rule}")
     return found
 
 

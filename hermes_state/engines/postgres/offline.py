@@ -126,4 +126,4 @@ def find_fault(db: Connection) -> str | None:
 
 def describe(db: Connection) -> str:
     server = load_server(db)
-    return f"PostgreSQL {server.release} has the database {server.database} ({server.encoding}) for {server.role}"
+    return f"PostgreSQL {server.release}, database {server.database} ({server.encoding}), role {server.role}"

@@ -216,7 +216,7 @@ class PostgresStore(Store):
             session.break_off()
 
     async def back_up(self, target: Path) -> int:
-        raise StoreUnavailable(f"{self.name}: use pg_dump to back up a PostgreSQL database, because the gateway cannot")
+        raise StoreUnavailable(f"{self.name}: the gateway cannot back up a PostgreSQL database; use pg_dump")
 
     def check_files(self) -> None:
         """Do nothing, because the server owns the files."""

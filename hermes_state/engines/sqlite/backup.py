@@ -29,7 +29,7 @@ def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lamb
 
     def look_up(_status: int, _remaining: int, _total: int) -> None:
         if not may_go_on():
-            raise StoreUnavailable(f"the backup {target} was cancelled, because the gateway is stopping")
+            raise StoreUnavailable(f"the backup {target} was cancelled because the gateway is stopping")
 
     unfinished: Path | None = None
     try:

@@ -33,7 +33,7 @@ _TROUBLE = {
     sqlite3.SQLITE_BUSY: "another process has locked the database",
     sqlite3.SQLITE_LOCKED: "another connection has locked the database",
     sqlite3.SQLITE_NOMEM: "out of memory",
-    sqlite3.SQLITE_READONLY: "the database cannot be written",
+    sqlite3.SQLITE_READONLY: "the database is not writable",
     sqlite3.SQLITE_INTERRUPT: "the query took too long and was stopped",
     sqlite3.SQLITE_IOERR: "reading or writing the disk failed",
     sqlite3.SQLITE_CORRUPT: "the database is damaged",

@@ -132,7 +132,9 @@ FAULTS: Mapping[str, Fault] = {
     "the key is wrong": Fault(does=error("401"), says=NO_KEY, calls=("auth",)),
     "payment is due": Fault(does=error("402"), says=NO_CREDIT, calls=("quota",)),
     "the quota is used up": Fault(does=error("quota"), says=NO_CREDIT, calls=("quota",)),
-    "no such model": Fault(does=error("404"), says="needs to check its `name` and `base_url`.", calls=("not_offered",)),
+    "no such model": Fault(
+        does=error("404"), says="needs to check this model's `name` and `base_url`.", calls=("not_offered",)
+    ),
     # ---- temporary failures
     "rate limit": limited("a minute"),
     "rate limit for a moment": limited("a second", retry_after=0.05),

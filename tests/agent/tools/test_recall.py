@@ -116,14 +116,14 @@ async def test_the_message_being_answered_is_not_a_match(chat: Chat) -> None:
         text = (await call(chat, turn, "history_search", query="and now gate code")).text
         assert "m1 " in text
         assert "and now?" not in text
-        assert "No message has all of these words; these were found: gate, code. 1 found" in text
+        assert "No message has all of these words; searched for these instead: gate, code. 1 found" in text
 
 
 @pytest.mark.parametrize(("query", "word"), [("xylophon", "xylophone"), ("xylohpone unheard", "xylophone")])
 async def test_a_misspelt_word_is_found_and_named(chat: Chat, query: str, word: str) -> None:
     turn = await told(chat, "the code word is xylophone")
     text = (await call(chat, turn, "history_search", query=query)).text
-    assert f"these were found: {word}." in text
+    assert f"searched for these instead: {word}." in text
     assert "m1 " in text
 
 

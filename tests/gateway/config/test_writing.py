@@ -46,7 +46,7 @@ def test_comments_and_other_variables_of_env_stay(tmp_path: Path) -> None:
 def test_a_file_that_a_person_wrote_is_not_rewritten(tmp_path: Path) -> None:
     text = "# my notes\nmodel:\n  context_length: 9000\n"
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="a person wrote this file"):
+    with pytest.raises(ConfigError, match="this file was written by hand"):
         save(tmp_path, **{MODEL_NAME: "m"})
     save(tmp_path, **{TELEGRAM_TOKEN: "123:TOKEN"})
     assert (tmp_path / "config.yaml").read_text() == text

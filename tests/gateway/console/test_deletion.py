@@ -26,9 +26,9 @@ async def test_only_the_person_of_a_chat_deletes_it_with_its_notes(store: Store,
         notes.change(chat, "memory", None, lambda text: added(text, "likes tea"))
         values = await load(context, OWNER, {"chat": "main"})
         assert values["notes"] == ["likes tea"]
-        assert values["sentence"].startswith("This removes the chat. You cannot undo it.")
+        assert values["sentence"].startswith("This removes the chat. You cannot undo this.")
         for act in (load, delete):
             with pytest.raises(CommandError, match="no longer exists"):
                 await act(context, GUEST, {"chat": "main"})
-        assert "is deleted" in await delete(context, OWNER, {"chat": "main"})
+        assert "has been deleted" in await delete(context, OWNER, {"chat": "main"})
         assert await store.read(load_hidden_chats) == [chat]

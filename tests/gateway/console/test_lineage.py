@@ -155,7 +155,7 @@ async def test_an_opened_compression_shows_what_left_and_what_the_record_kept(st
         assert [one["labels"] for one in opened["before"]] == [
             ["condensed", "standing rule"],
             ["condensed"],
-            ["condensed", "named in the summary"],
+            ["condensed", "mentioned in the summary"],
             ["kept"],
         ]
         assert opened["summary"] == f"They planned [m{first + 2}]."

@@ -24,7 +24,7 @@ async def test_status_answers_once_from_memory_while_the_database_is_locked(gate
         assert not saying.done()
     await saying
     [said] = gateway.adapter.texts()
-    assert "Database: cannot be written" in said
+    assert "Database: not writable" in said
     assert "Working on an answer" in said
     assert "telegram: connected" in said
     assert await gateway.inbox_states() == ["claimed", "done"]
@@ -51,7 +51,7 @@ async def test_a_status_repeated_on_a_full_disk_is_answered_once(gateway: TestGa
     await gateway.intake.accept(status)
     await gateway.quiet()
     await settled()
-    assert ["Database: cannot be written" in text for text in gateway.adapter.texts()] == [False, True]
+    assert ["Database: not writable" in text for text in gateway.adapter.texts()] == [False, True]
 
 
 async def test_an_offline_steer_is_not_acknowledged_before_it_is_stored(serve: Serve, store: Store) -> None:

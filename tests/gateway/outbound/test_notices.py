@@ -271,7 +271,7 @@ async def test_without_a_summary_the_notice_counts_the_listed_messages(talk: Tal
             number += 1
         [told] = notices(gateway, "could not summarise")
         assert "I kept a list of key points from" in told
-        assert "All of them are still stored" in told
+        assert "All of these messages are still stored" in told
         assert "could not summarise" not in read_by_the_model(model)
 
 

@@ -164,8 +164,7 @@ async def test_a_schedule_pauses_when_its_creator_loses_access(gateway: TestGate
     assert await looked(gateway, clock, "2026-11-24T08:00") == []
     told = [text for text in gateway.adapter.texts() if "no longer has access" in text]
     assert told == [
-        "Schedule 1 is paused, because Ann, who added it, no longer has access. "
-        "To remove it, send `/schedule remove 1`."
+        "Schedule 1 is paused because Ann, who added it, no longer has access. To remove it, send `/schedule remove 1`."
     ]
     refused = await gateway.ask("/schedule resume 1", sender=BOSS)
     assert refused == "Ann, who added schedule 1, no longer has access. Add it again."

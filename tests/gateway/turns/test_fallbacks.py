@@ -57,7 +57,7 @@ async def test_a_failed_route_hands_the_turn_to_the_next_fallback(serve: Serve, 
         said = await gateway.ask("q")
         text, notice = said.split("\n\n")
         assert text == "from the spare one"
-        assert notice.startswith("_`spare` answers for now, because `scripted` ")
+        assert notice.startswith("_`spare` answers for now because `scripted` ")
         assert await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'") == [("from the spare one",)]
         assert await gateway.turns_of() == [("finished", "q")]
 
@@ -75,7 +75,7 @@ async def test_an_error_caused_by_the_request_is_reported_without_fallback(
 async def test_a_refusal_without_a_reason_tries_a_fallback_and_opens_no_circuit(serve: Serve) -> None:
     model, spare = broken(ModelError("x")), saying("from the spare one")
     async with serve(chat_model=model, others={"spare": spare}, model=TWO) as gateway:
-        notice = "_`spare` answers for now, because `scripted` refused this request._"
+        notice = "_`spare` answers for now because `scripted` refused this request._"
         assert await gateway.ask("q") == f"from the spare one\n\n{notice}"
         for _ in range(MAX_FAILURES):
             await gateway.ask("again")
@@ -102,7 +102,7 @@ async def test_status_shows_the_fallback_and_the_failure(serve: Serve) -> None:
         said = await gateway.ask("/status")
         assert "- Model: scripted, route scripted" in said
         assert "scripted rejects our API key; paused for 30 s" in said
-        assert "The last answer came from spare, because scripted failed" in said
+        assert "The last answer came from spare because scripted failed" in said
 
 
 async def test_a_turn_skips_a_route_with_an_open_circuit(serve: Serve) -> None:

@@ -111,7 +111,7 @@ async def test_a_stop_during_tools_leaves_no_open_call(serve: Serve) -> None:
         await gateway.tell("/stop")
         assert await gateway.rows("SELECT state FROM tool_runs") == [("stopped",)]
         texts = [row[0] for row in await gateway.rows("SELECT text FROM messages ORDER BY seq")]
-        assert texts == ["q", "Let me look.", "stopped by the person"]
+        assert texts == ["q", "Let me look.", "stopped with /stop"]
 
 
 async def test_stop_works_while_another_process_locks_the_database(gateway: TestGateway) -> None:
@@ -148,7 +148,7 @@ async def test_no_queued_message_starts_before_the_stop_is_stored(serve: Serve) 
         await hanging(gateway)
         await gateway.say("next")
         [(chat_id,)] = await gateway.rows("SELECT chat_id FROM turns")
-        stopping = gateway.lanes.begin_stop(chat_id, "stopped by the person")
+        stopping = gateway.lanes.begin_stop(chat_id, "stopped with /stop")
         assert stopping is not None
         await settled()
         assert await gateway.turns_of() == [("running", "q")]

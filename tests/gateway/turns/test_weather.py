@@ -129,7 +129,7 @@ class Weather:
         untold = """SELECT t.id, t.state FROM turns t LEFT JOIN outbox o ON o.dedupe_key = 'turn:' || t.id
           WHERE t.state IN ('finished','failed') AND o.id IS NULL"""
         assert await rows(untold) == []
-        unsent = "SELECT * FROM outbox WHERE state <> 'sent' AND coalesce(error, '') <> 'stopped by the person'"
+        unsent = "SELECT * FROM outbox WHERE state <> 'sent' AND coalesce(error, '') <> 'stopped with /stop'"
         assert await rows(unsent) == []
         open_calls = "SELECT * FROM tool_runs WHERE state = 'started'"
         assert await rows(open_calls) == []

@@ -67,7 +67,7 @@ async def test_nothing_of_a_deleted_chat_is_left_but_figures(store: Store, tmp_p
     assert rest == calls, "the ledger keeps its figures"
     pending = "SELECT payload FROM outbox WHERE state = 'pending'"
     [(notice,)] = await store.read(lambda db: db.execute(pending).fetchall())
-    assert "deleted 90 seconds ago is now removed" in notice
+    assert "deleted 90 seconds ago is now completely removed" in notice
     assert await remove_deleted(store, files, forgotten.append, now) == []
     if not IS_POSTGRES:
         assert left_in(tmp_path / "home", ["marigold", *SECRETS]) == ["marigold"]
@@ -90,7 +90,7 @@ async def test_the_words_of_a_short_chat_leave_an_index_with_few_parts(store: St
 async def test_a_chat_that_answers_is_not_deleted(store: Store) -> None:
     chat = await store.write(talk, "busy", ["one"])
     await store.write(lambda db: start(db, chat, "a question"))
-    with pytest.raises(CommandError, match="is answering a message"):
+    with pytest.raises(CommandError, match="is being answered"):
         await store.write(hide, key_of("busy"), START)
     with pytest.raises(CommandError, match="no longer exists"):
         await store.write(hide, key_of("unknown"), START)

@@ -197,7 +197,7 @@ def tool(sound: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
     """A `sqlite3` that recovers every row. Not every system has a real one with this command."""
     real = shutil.which("sqlite3", path=os.defpath)
     if real is None:
-        pytest.skip("SQLite's command line tool is not installed")
+        pytest.skip("SQLite's command-line tool is not installed")
     folder = tmp_path_factory.mktemp("tool")
     with opened(sound) as db:
         register_functions(db)

@@ -128,7 +128,7 @@ def test_an_unusable_folder_is_refused(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert "is not a folder: create it, or mount" in refused(f"file://{tmp_path}/gone", {}, cache)
     assert not (tmp_path / "gone").exists()
-    for place, said in (("/proc", "/proc cannot be written"), (f"{tmp_path}/{'x' * 300}", "File name too long")):
+    for place, said in (("/proc", "/proc is not writable"), (f"{tmp_path}/{'x' * 300}", "File name too long")):
         with pytest.raises(ConfigError, match=said):  # for any user, even root
             open_files(f"file://{place}", {}, cache)
 

@@ -112,7 +112,7 @@ async def test_closing_the_store_cancels_a_backup_and_leaves_no_file(long: Store
     ending = asyncio.ensure_future(long.close())
     await asyncio.sleep(0)
     closing.set()
-    with pytest.raises(StoreUnavailable, match="was cancelled, because the gateway is stopping"):
+    with pytest.raises(StoreUnavailable, match="was cancelled because the gateway is stopping"):
         await copying
     await ending
     assert [name for name in os.listdir(tmp_path) if "copy" in name] == []
