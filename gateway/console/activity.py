@@ -88,7 +88,7 @@ def _attention(context: ConsoleContext, values: Values, caps: Sequence[CapUsage]
     if models := unpriced_models(context.live.config):
         yield f"No price is known for {', '.join(models)}, so the spending caps block calls to these models."
     if requests := len(values["requests"]):
-        yield f"{requests} {'person waits' if requests == 1 else 'people wait'} for access."
+        yield f"{requests} {'person is' if requests == 1 else 'people are'} waiting for access."
     if failed := sum(failure.count for failure in values["failures"]):
         yield f"{counted(failed, 'answer')} failed in the last 24 hours."
     for server in context.servers.statuses():

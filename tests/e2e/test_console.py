@@ -105,7 +105,7 @@ async def test_a_user_sees_no_page_of_the_owner_on_any_route(world: World, owner
 async def test_the_overview_names_what_needs_attention_and_gives_access(world: World, owner: Visitor) -> None:
     assert "Everything works" in await owner.read("overview")
     await world.say("let me in", chat_id=99, first_name=HOSTILE)
-    text = await owner.until("overview", lambda shown: "1 person waits for access" in shown)
+    text = await owner.until("overview", lambda shown: "1 person is waiting for access" in shown)
     assert HOSTILE not in text
     [request] = set(re.findall(r'name="request" value="(\w+)"', text))
     assert "now has access with the role user" in await owner.act("overview", "approve", request=request)
