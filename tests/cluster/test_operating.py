@@ -120,7 +120,7 @@ async def test_nodes_of_one_name_are_told_apart(cluster: Cluster) -> None:
     three = cluster.add("three", HERMES_CLUSTER__NAME="same", HERMES_COSTS__DAILY_CAP="7")
     await three.spawn()
     assert await three.wait() == 78
-    assert f"costs.daily_cap is 7 at same (this one) and not set at same ({rows[0]['id'][:8]})" in three.log_text()
+    assert f"costs.daily_cap is 7 on same (this one) and not set on same ({rows[0]['id'][:8]})" in three.log_text()
 
 
 async def refused(node: Gateway) -> str:
@@ -135,8 +135,8 @@ async def refused(node: Gateway) -> str:
 async def test_a_node_with_another_cap_does_not_start(cluster: Cluster) -> None:
     await cluster.start("one", HERMES_COSTS__DAILY_CAP="5", HERMES_SESSIONS__GROUPS="per_user")
     said = await refused(cluster.add("two"))
-    assert "configuration: costs.daily_cap is not set at two and 5 at one, which uses the same database" in said
-    assert "configuration: sessions.groups is shared at two and per_user at one" in said
+    assert "configuration: costs.daily_cap is not set on two and 5 on one, which uses the same database" in said
+    assert "configuration: sessions.groups is shared on two and per_user on one" in said
     assert cluster.query("SELECT name FROM nodes") == [("one",)]
 
 
@@ -157,7 +157,7 @@ async def test_a_reload_that_takes_agreement_away_is_warned_of(cluster: Cluster,
         node.signal(signal.SIGHUP)
         await node.wait_for_log("config.reloaded")
         if node is one:
-            await node.wait_for_log("costs.daily_cap is 7 at one and not set at two")
+            await node.wait_for_log("costs.daily_cap is 7 on one and not set on two")
     agreed = """SELECT count(*) FROM nodes WHERE settings LIKE '%"costs.daily_cap":"7"%'"""
     await eventually(lambda: cluster.query(agreed) == [(2,)], "both have the new cap")
     await cluster.start("three", HERMES_COSTS__DAILY_CAP="7")

@@ -178,7 +178,7 @@ async def test_a_chat_is_deleted_after_one_question(world: World, browser: Chrom
     assert b"e1c2d4" not in content
     root = await browser.run("return location.origin")
     await browser.open(f"{root}/chat/chat-00000000")
-    await browser.wait_for(".notice .body", lambda found: "removed from the database completely" in " ".join(found))
+    await browser.wait_for(".notice .body", lambda found: "completely removed from the database" in " ".join(found))
     await browser.open(f"{root}/chat/main")
     await browser.wait_for("#chat-list .chat-name", lambda found: found[:1] == ["main"])
     assert await browser.texts(".entry") == []

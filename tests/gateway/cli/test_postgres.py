@@ -38,7 +38,7 @@ def run(run: Run) -> Run:
 
 def test_doctor_shows_server_encoding_role_schema_and_size(run: Run, postgres_url: str) -> None:
     text = run(postgres_url, "doctor").output
-    assert "UTF8) for hermes: " in text
+    assert "UTF8), role hermes: " in text
     assert f"schema {shipped_migrations()[-1].number}, 0 chats, 0 messages" in text
 
 
@@ -52,7 +52,7 @@ async def test_doctor_shows_why_a_node_cannot_join_the_cluster(run: Run, postgre
     seat = await PostgresSeat.open(postgres_url, 5.0, other, lambda hint: None, SystemClock().now())
     try:
         said = (await asyncio.to_thread(run, postgres_url, "doctor", HERMES_CLUSTER__NAME="this")).output
-        assert "costs.daily_cap is not set at this and 5 at other" in said
+        assert "costs.daily_cap is not set on this and 5 on other" in said
         listed = (await asyncio.to_thread(run, postgres_url, "cluster", "status")).output
         assert listed.splitlines()[1].split()[:3] == ["other", "node", "1"]
     finally:

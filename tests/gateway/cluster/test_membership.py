@@ -76,7 +76,7 @@ async def test_a_new_difference_is_logged_once(store: PostgresStore) -> None:
         await other.close()
     said = [log["reason"] for log in logs if log["event"] == "node.settings_differ"]
     assert said == [
-        "costs.daily_cap is 5 at one and not set at two, which uses the same database: set the same value on all nodes"
+        "costs.daily_cap is 5 on one and not set on two, which uses the same database: set the same value on all nodes"
     ]
 
 

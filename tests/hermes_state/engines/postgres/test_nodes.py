@@ -101,9 +101,9 @@ async def test_differing_settings_are_reported_with_values_and_names(postgres_ur
     async with seat(postgres_url, node("one", **{"costs.daily_cap": "5", "telegram.token": "a", "old.key": "x"})):
         two = node("two", **{"costs.daily_cap": "not set", "telegram.token": "b", "new.key": "y"})
         assert find_differences(db, two, SystemClock().now()) == [
-            "costs.daily_cap is not set at two and 5 at one, which uses the same database: set the same value on all "
+            "costs.daily_cap is not set on two and 5 on one, which uses the same database: set the same value on all "
             "nodes",
-            "telegram.token is b at two and a at one, which uses the same database: each bot needs its own database",
+            "telegram.token is b on two and a on one, which uses the same database: each bot needs its own database",
         ]
     await gone(db, "one")
     assert find_differences(db, two, SystemClock().now()) == []
