@@ -132,7 +132,12 @@ def test_the_worked_example_adds_up() -> None:
     before, system, head, middle, tail, after = (
         int(re.search(words.replace("N", r"([\d,]+)"), example)[1].replace(",", ""))  # type: ignore[index]
         for words in (
-            *("the prompt has N tokens", "N tokens of system prompt", "N tokens at the beginning", "N tokens in the middle"),
+            *(
+                "the prompt has N tokens",
+                "N tokens of system prompt",
+                "N tokens at the beginning",
+                "N tokens in the middle",
+            ),
             *("N tokens at the end", "next prompt has about N tokens"),
         )
     )
