@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from hermes_state.errors import ToolError
+from hermes_state.network import NetworkSettings
 from hermes_state.setting_types import (
     AnyCase,
     Hosts,
@@ -129,6 +130,7 @@ class ServerSettings:
     trust_hints: Annotated[bool, Setting()] = False
     seconds: Annotated[float, Setting(ge=1, le=3_600, unit="seconds")] = 60
     enabled: Annotated[bool, Setting()] = True
+    network: NetworkSettings = field(default_factory=NetworkSettings, repr=False)
 
     @property
     def complaint(self) -> str | None:

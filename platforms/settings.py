@@ -9,6 +9,7 @@ from functools import partial
 from typing import Annotated
 
 from hermes_state.aio import Backoff
+from hermes_state.network import NetworkSettings
 from hermes_state.setting_types import Origin, Secret, SocketUrl, Url, WebhookSecret
 from hermes_state.settings import Setting
 
@@ -61,6 +62,7 @@ class TelegramSettings:
     request_seconds: float = 20
     """Maximum time without received data during a request, in seconds. Telegram responds to sends within a second;
     photos take longer."""
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     connections: int = 512
     """Maximum number of connections: two for each of 256 concurrent turns (one for messages, one for the typing
     indicator)."""
@@ -89,6 +91,7 @@ class DiscordSettings:
     """Seconds without an answered heartbeat, or without a session, after which the adapter reconnects."""
     request_seconds: float = 30.0
     """Maximum time to wait for the response to a REST request, in seconds."""
+    network: NetworkSettings = field(default_factory=NetworkSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ def load() -> None:
     for name in IMPORTED_LATE:
         importlib.import_module(name)
     from agent.model.catalog import known_model, price_of
-    from agent.model.connections import ssl_context
+    from hermes_state.connector import ssl_context
 
     ssl_context()
     known_model("lab-128k")

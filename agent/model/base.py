@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 from agent.model.wire import WireStyle
 from hermes_state.errors import ModelError, ModelNotFound, ShapeRejected
+from hermes_state.network import NetworkSettings
 from hermes_state.values import (
     CanonicalUsage,
     ChatId,
@@ -68,6 +69,7 @@ class Endpoint:
     """True to send `cache_key` with chat completions. None: send it only to OpenAI, because others may refuse it."""
     default_max_tokens: int = DEFAULT_MAX_TOKENS
     """Output limit for Anthropic's API if a request sets none. Set it to the model's full output limit."""
+    network: NetworkSettings = field(default_factory=NetworkSettings, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,7 @@ Only this module uses private names of `httpx2`: the SDKs' client creates its ow
 way to replace them.
 """
 
-import functools
-import ssl
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
@@ -14,41 +13,38 @@ import httpx2
 
 from agent.model.base import Endpoint
 from agent.model.replies import guards
+from hermes_state.connector import ProxyConnector, ssl_context
+from hermes_state.network import NetworkSettings
 
 
 def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: Endpoint) -> httpx2.AsyncClient:
-    """Return an SDK's HTTP client for one provider, with our aiohttp sessions and the environment's proxy settings."""
+    """Return an SDK's HTTP client for one provider, with our aiohttp sessions and the proxy of the settings."""
     client: Any = kind(
         verify=ssl_context(),
+        trust_env=False,  # the connector chooses the proxy
         timeout=httpx2.Timeout(connect=endpoint.connect_seconds, read=endpoint.read_seconds, write=30.0, pool=10.0),
         max_redirects=3,
         event_hooks=guards(base_url),
         # Keep no cookies, because all chats share this client.
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
     )
-    for transport in (client._transport, *client._mounts.values()):
-        if transport is not None:
-            transport.client = _new_session
+    client._transport.client = partial(_new_session, endpoint.network)
     made: httpx2.AsyncClient = client
     return made
 
 
-def _new_session() -> aiohttp.ClientSession:
+def _new_session(network: NetworkSettings) -> aiohttp.ClientSession:
     """Return a session without a connection limit, without cookies, and with the system's DNS resolver.
 
     `sessions.max_turns` already limits the connections. aiohttp's own resolver does not know the names of a local
     network.
     """
-    connector = aiohttp.TCPConnector(
+    connector = ProxyConnector(
+        network,
+        "model",
         limit=0,
         keepalive_timeout=5.0,  # some servers close idle connections soon after
         resolver=aiohttp.ThreadedResolver(),
         ssl=ssl_context(),
     )
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-
-@functools.cache
-def ssl_context() -> ssl.SSLContext:
-    """Return the shared TLS context. Creating another would block the event loop for 20 ms and use a megabyte."""
-    return ssl.create_default_context()  # httpx2's own function would import another transport

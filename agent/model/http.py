@@ -32,6 +32,7 @@ from agent.model.replies import SLICE_SECONDS, ReplyBuilder, checkpoint, read_ev
 from agent.model.wire import STRICT, TEXT, is_shown
 from hermes_state import errors
 from hermes_state.aio import make_way
+from hermes_state.connector import proxy_fault
 from hermes_state.values import Message, MessageRole, Origin, ReasoningEffort, Transcript
 
 log = structlog.get_logger()
@@ -96,7 +97,8 @@ class HttpModel:
             # Check aiohttp's error, because the SDK calls every lost connection a timeout.
             if isinstance(lost, TimeoutError) or (lost is not None and isinstance(lost.__cause__, TimeoutError)):
                 raise errors.ModelTimeout("the provider stopped answering") from error
-            raise errors.ModelUnavailable("the connection to the provider failed") from error
+            fault = proxy_fault(lost.__cause__ if lost is not None else None)
+            raise errors.ModelUnavailable(fault or "the connection to the provider failed") from error
         except RecursionError as error:
             raise errors.ReplyMalformed("the provider's answer is nested too deeply") from error
 

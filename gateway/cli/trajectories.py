@@ -130,7 +130,7 @@ def _model_summary(config: Config, name: str | None) -> ModelSummary:
         raise CommandError("No model is configured to write summaries. Set model.name, or use --summary-model none.")
     ledger, price = RunLedger(cap_limits(config).daily), price_in(config, route.name)
     caps = UnpricedCaps(route.label) if config.costs.has_caps and price is None else ledger
-    client = ModelClient(make_model(route, config.model), ledger, price=price, caps=caps)
+    client = ModelClient(make_model(route, config.model, config.network), ledger, price=price, caps=caps)
     return ModelSummary(client=client, ledger=ledger, window=capacity_in(route).context_length, clock=SystemClock())
 
 

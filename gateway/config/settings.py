@@ -34,6 +34,7 @@ from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute,
 from gateway.config.tool_settings import McpConfig, ScheduleConfig, ToolsConfig
 from hermes_state.engines.opening import StoreSettings
 from hermes_state.files import AttachmentSettings
+from hermes_state.network import NetworkSettings
 from hermes_state.setting_types import AnyCase, OffOrNumber, People, keyed
 from platforms.settings import DiscordSettings, LocalSettings, TelegramSettings
 
@@ -238,6 +239,7 @@ class Config(BaseConfig):
     terminal: TerminalSettings = Field(default_factory=TerminalSettings)
     web: WebSettings = Field(default_factory=WebSettings)
     mcp: McpConfig = Field(default_factory=McpConfig)
+    network: NetworkSettings = Field(default_factory=NetworkSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
@@ -245,6 +247,7 @@ class Config(BaseConfig):
 
     @model_validator(mode="after")
     def _is_safe(self) -> "Config":
+        self.network.check()
         if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:
             raise ValueError(
                 f"local.host {self.local.host} is reachable from other machines, but `access` is empty: "

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from agent.images.scaling import ImageScaler
@@ -343,15 +344,16 @@ def make_adapters(
     adapters: dict[str, PlatformAdapter] = {}
     menu = REGISTRY.menu()
     telegram, discord, local = loaded.config.telegram, loaded.config.discord, loaded.config.local
+    network = loaded.config.network
     # Each platform uses about 10 MB, so only enabled platforms are imported.
     if telegram.token is not None:
         from platforms.telegram import TelegramAdapter
 
-        adapters["telegram"] = TelegramAdapter(telegram, store=store, menu=menu, clock=clock)
+        adapters["telegram"] = TelegramAdapter(replace(telegram, network=network), store=store, menu=menu, clock=clock)
     if discord.token is not None:
         from platforms.discord import DiscordAdapter
 
-        adapters["discord"] = DiscordAdapter(discord, store=store, menu=menu, clock=clock)
+        adapters["discord"] = DiscordAdapter(replace(discord, network=network), store=store, menu=menu, clock=clock)
     if local.enabled:
         from platforms.local import LocalAdapter
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.images.scaling import ImageScaler
 from agent.settings import WebSettings
@@ -64,7 +64,9 @@ class BuiltInTools:
 
     def connect(self, group: asyncio.TaskGroup) -> None:
         """Start the configured MCP servers and stop servers that are no longer configured."""
-        self.servers.configure(self.live.config.mcp.enabled_servers, group)
+        network = self.live.config.network
+        servers = [replace(server, network=network) for server in self.live.config.mcp.enabled_servers]
+        self.servers.configure(servers, group)
 
 
 def web_tools(live: LiveConfig) -> tuple[Tool, ...]:
@@ -77,8 +79,8 @@ def web_tools(live: LiveConfig) -> tuple[Tool, ...]:
         return None if live.config.web.enabled else _WEB_OFF
 
     return (
-        fetch_tool(lambda: FetchSettings(hosts=live.config.web), holds_secret, fault),
-        search_tool(lambda: search_service(live.config.web), holds_secret),
+        fetch_tool(lambda: FetchSettings(hosts=live.config.web, network=live.config.network), holds_secret, fault),
+        search_tool(lambda: search_service(live.config.web), holds_secret, lambda: live.config.network),
     )
 
 

@@ -27,6 +27,7 @@ from gateway.models.pricing import SpendingControl, price_in
 from gateway.models.routes import all_routes, capacity_in
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError, ConfigError
+from hermes_state.network import NetworkSettings
 from hermes_state.text import closest
 from hermes_state.values import LineageId
 
@@ -177,9 +178,9 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
 class LateModel:
     """Model that is created on the first call, which also imports its SDK."""
 
-    def __init__(self, route: RouteConfig, settings: ModelConfig) -> None:
+    def __init__(self, route: RouteConfig, settings: ModelConfig, network: NetworkSettings) -> None:
         self.route, self.name = f"{route.protocol}:{route.host}", route.label
-        self._make = partial(make_model, route, settings)
+        self._make = partial(make_model, route, settings, network)
 
     @cached_property
     def made(self) -> ChatModel:
@@ -217,7 +218,7 @@ class ClientRegistry:
         if client is None:
             name = None if route.protocol == "offline" else route.name
             client = self._clients[route] = ModelClient(
-                LateModel(route, self._config.model) if name is not None else OfflineModel(),
+                LateModel(route, self._config.model, self._config.network) if name is not None else OfflineModel(),
                 self._spending.ledger,
                 price=price_in(self._config, name),
                 caps=self._spending.caps_in(self._config, name),
@@ -239,13 +240,13 @@ def preload(config: Config) -> None:
     if protocols:
         for name in sorted(protocols):
             importlib.import_module(f"agent.model.protocols.{name}")
-        importlib.import_module("agent.model.connections").ssl_context()
+        importlib.import_module("hermes_state.connector").ssl_context()
     load_features()
     if config.transcription.model is not None:
         importlib.import_module("agent.model.transcription")
 
 
-def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
+def make_model(route: RouteConfig, settings: ModelConfig, network: NetworkSettings | None = None) -> ChatModel:
     """Return the model of a route, ready to be called. Raises `ConfigError` if its SDK is not installed."""
     if route.protocol == "offline":
         return OfflineModel()
@@ -270,6 +271,7 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
         extra_headers=route.plain_headers,
         extra_body=route.extra_body,
         cache_ttl=settings.cache_ttl,
+        network=network or NetworkSettings(),
         default_max_tokens=min(filter(None, (DEFAULT_MAX_TOKENS, capacity_in(route).context_length // 2, written))),
     )
     match route.protocol:

@@ -239,7 +239,7 @@ def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
                 yield warning("model", f"The built-in offline model answers. For a real model, {MODEL_SETUP_HINT}.")
         elif answers.get(api, True):
             try:
-                text = probe_model(route)
+                text = probe_model(route, loaded.config.network)
             except CommandError as error:
                 answers[api] = isinstance(error, UnlistedModelError)
                 # A failure of any other route is only a warning, because the configured model can replace that route.
@@ -310,8 +310,8 @@ def _attachments(loaded: LoadedConfig) -> Iterator[CheckResult]:
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
     telegram, discord = loaded.config.telegram, loaded.config.discord
     for check, token, probe in (
-        ("telegram", telegram.token, partial(probe_telegram, telegram)),
-        ("discord", discord.token, partial(probe_discord, discord)),
+        ("telegram", telegram.token, partial(probe_telegram, telegram, loaded.config.network)),
+        ("discord", discord.token, partial(probe_discord, discord, loaded.config.network)),
     ):
         try:
             if token is not None:

@@ -1,32 +1,38 @@
 """Probes of services for `init` and `doctor`: one short request each, to check the address and the key.
 
-They use blocking requests of the standard library, because importing the SDKs would take longer. They do not follow
-redirects, because the host of the new address would receive the key.
+They use blocking requests of the standard library, because importing the SDKs would take longer. Only requests through
+a proxy use the gateway's own connections. They do not follow redirects, because the host of the new address would
+receive the key.
 
 Each probe returns one sentence for the operator, without secrets. On failure it raises `CommandError` with a sentence.
 """
 
+import asyncio
 import difflib
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from functools import partial
 from http.client import HTTPException
-from typing import Any
-from urllib.parse import urljoin
+from typing import Any, TypeAlias
+from urllib.parse import urljoin, urlsplit
 
 from agent.model.catalog import DATE
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
 from gateway.config.writing import DISCORD_TOKEN, MODEL_NAME, TELEGRAM_TOKEN
 from hermes_state.errors import CommandError
+from hermes_state.network import NetworkSettings, Target
 from hermes_state.setting_types import plain
 from platforms.settings import DiscordSettings, TelegramSettings
 
+_Fetch: TypeAlias = Callable[..., tuple[int, Mapping[str, Any]]]
 
-def probe_telegram(settings: TelegramSettings) -> str:
+
+def probe_telegram(settings: TelegramSettings, network: NetworkSettings) -> str:
     """Call `getMe` with the configured token."""
-    status, body = _fetch(f"{settings.base_url}/bot{plain(settings.token)}/getMe")
+    status, body = _fetch(f"{settings.base_url}/bot{plain(settings.token)}/getMe", network=network, target="telegram")
     if status == 200 and isinstance(body.get("result"), dict):
         return f"The Telegram token works. The bot is @{body['result'].get('username')}."
     if status in (401, 404):
@@ -34,11 +40,12 @@ def probe_telegram(settings: TelegramSettings) -> str:
     raise CommandError(_trouble("Telegram", settings.base_url, status, body))
 
 
-def probe_discord(settings: DiscordSettings) -> str:
+def probe_discord(settings: DiscordSettings, network: NetworkSettings) -> str:
     """Call `users/@me` with the configured token."""
     agent = "DiscordBot (hermes-gateway, 0)"  # Discord refuses user agents that do not name a bot
     headers = {"Authorization": f"Bot {plain(settings.token)}", "User-Agent": agent}
-    status, body = _fetch(f"{settings.api_url}/api/v10/users/@me", headers)
+    url = f"{settings.api_url}/api/v10/users/@me"
+    status, body = _fetch(url, headers, network=network, target="discord")
     if status == 200:
         return f"The Discord token works. The bot is {body.get('username')}."
     if status == 401:
@@ -50,15 +57,15 @@ class UnlistedModelError(CommandError):
     """The server responds, but its list of models does not contain the model."""
 
 
-def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
+def probe_model(settings: RouteConfig, network: NetworkSettings, *, may_call: bool = False) -> str:
     """Request the list of models. If there is no list and `may_call` is set, request one token from the model."""
-    base, headers = _model_root(settings)
-    status, body, names = _listed_models(settings, base, headers)
+    base, fetch = _model_root(settings, network)
+    status, body, names = _listed_models(settings, base, fetch)
     if names is not None:
         if settings.name is None or _is_listed(settings.name, names):
             return f"The model's server answers at {base}."
         path, call = _smallest_call(settings)
-        if may_call and _fetch(f"{base}/{path}", headers, call)[0] == 200:  # some lists are incomplete
+        if may_call and fetch(f"{base}/{path}", body=call)[0] == 200:  # some lists are incomplete
             return f"The model's server answers at {base}. It does not list {settings.name}, but accepts calls for it."
         raise UnlistedModelError(
             f"The model's server answers at {base}, but does not list {settings.name}{_nearest(settings.name, names)}"
@@ -66,12 +73,12 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
     if status in (200, 404, 405):
         path, call = _smallest_call(settings)
         # Every API refuses a call without parameters, so this call costs nothing.
-        status, body = _fetch(f"{base}/{path}", headers, {})
+        status, body = fetch(f"{base}/{path}", body={})
         if status in (404, 405) or (status == 200 and (not body or "error" in body)):
-            raise CommandError(f"No API was found at {base}/{path}: {_better_root(settings, base, headers)}")
+            raise CommandError(f"No API was found at {base}/{path}: {_better_root(settings, base, fetch)}")
         if status not in (0, 401, 403) and not may_call:
             return f"The model's server answers at {base}. It has no model list, so the name could not be checked."
-        status, body = _fetch(f"{base}/{path}", headers, call) if may_call else (status, body)
+        status, body = fetch(f"{base}/{path}", body=call) if may_call else (status, body)
     if status == 200:
         return f"The model's server answers at {base}."
     if status in (401, 403):
@@ -83,12 +90,12 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
 def _probe_model_in(config: Config) -> str:
     if config.model.protocol == "offline":
         return "The built-in offline model answers."
-    return probe_model(config.model, may_call=True)
+    return probe_model(config.model, config.network, may_call=True)
 
 
 PROBES: Mapping[str, Callable[[Config], str]] = {
-    TELEGRAM_TOKEN: lambda config: probe_telegram(config.telegram),
-    DISCORD_TOKEN: lambda config: probe_discord(config.discord),
+    TELEGRAM_TOKEN: lambda config: probe_telegram(config.telegram, config.network),
+    DISCORD_TOKEN: lambda config: probe_discord(config.discord, config.network),
     MODEL_NAME: _probe_model_in,
 }
 """Probe of each service, keyed by the first variable that `init` and the set-up page ask for."""
@@ -96,7 +103,7 @@ PROBES: Mapping[str, Callable[[Config], str]] = {
 
 def served_models(base_url: str, *, timeout_seconds: float) -> tuple[str, ...] | None:
     """Return at most 50 chat models that a server on this machine lists, or None if it is not a model server."""
-    status, body = _fetch(f"{base_url}/models", timeout_seconds=timeout_seconds, is_direct=True)
+    status, body = _fetch(f"{base_url}/models", timeout_seconds=timeout_seconds)
     rows = body.get("data")
     if status != 200 or not isinstance(rows, list):
         return None
@@ -104,19 +111,20 @@ def served_models(base_url: str, *, timeout_seconds: float) -> tuple[str, ...] |
     return tuple(name for name in names if len(name) <= 200 and "embed" not in name.lower())[:50]
 
 
-def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
+def _model_root(settings: RouteConfig, network: NetworkSettings) -> tuple[str, _Fetch]:
+    """Return the root URL of the API, and a function that sends requests with the key."""
     key, base = settings.plain_key, (settings.address or "").rstrip("/")
     headers = ({"Authorization": f"Bearer {key}"} if key else {}) | settings.plain_headers
     if settings.protocol == "anthropic":
-        return f"{base.removesuffix('/v1')}/v1", {"anthropic-version": "2026-10-21", **headers}
-    return base, headers
+        base, headers = f"{base.removesuffix('/v1')}/v1", {"anthropic-version": "2026-10-21", **headers}
+    return base, partial(_fetch, headers=headers, network=network)
 
 
 def _listed_models(
-    settings: RouteConfig, base: str, headers: Mapping[str, str]
+    settings: RouteConfig, base: str, fetch: _Fetch
 ) -> tuple[int, Mapping[str, Any], frozenset[str] | None]:
     """Return the HTTP status, the body, and the names in the list of models (None if there is no list)."""
-    status, body = _fetch(f"{base}/models{'?limit=1000' if settings.protocol == 'anthropic' else ''}", headers)
+    status, body = fetch(f"{base}/models{'?limit=1000' if settings.protocol == 'anthropic' else ''}")
     if status != 200 or not isinstance(body.get("data", ""), list | None):
         return status, body, None
     rows = [row for row in body["data"] or () if isinstance(row, dict)]
@@ -143,11 +151,11 @@ def _nearest(name: str, names: frozenset[str]) -> str:
     return f". It lists {', '.join(nearest) or 'no model'}{f' and {more} more' if more else ''}."
 
 
-def _better_root(settings: RouteConfig, base: str, headers: Mapping[str, str]) -> str:
+def _better_root(settings: RouteConfig, base: str, fetch: _Fetch) -> str:
     """Return advice on `base_url`. If the same host has a list of models at another path, suggest that path."""
     roots = ("/v1", "/api/v1", "/openai/v1", "/api/paas/v4", "/v1beta/openai", "/compatible-mode/v1")
     for address in (urljoin(base, root) for root in roots):
-        if address != base and _listed_models(settings, address, headers)[2] is not None:
+        if address != base and _listed_models(settings, address, fetch)[2] is not None:
             return f"base_url has no path or a wrong path; did you mean {address}?"
     return "base_url has no path or a wrong path. See the provider's documentation."
 
@@ -177,16 +185,19 @@ def _fetch(
     body: object = None,
     *,
     timeout_seconds: float = 5.0,
-    is_direct: bool = False,
+    network: NetworkSettings | None = None,
+    target: Target = "model",
 ) -> tuple[int, Mapping[str, Any]]:
     """Return the HTTP status and the JSON object of the response. A JSON list becomes `{"data": …}`.
 
-    If there is no response, return 0 and a `reason`. If `is_direct` is True, do not use the environment's proxy.
+    If there is no response, return 0 and a `reason`. Without `network`, use no proxy.
     """
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
-    proxies = [urllib.request.ProxyHandler({})] if is_direct else []
-    opener = urllib.request.build_opener(_NoRedirectHandler, *proxies)
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    if network is not None and network.route(target)(urlsplit(url).scheme, urlsplit(url).hostname or "") is not None:
+        return asyncio.run(_fetch_by_proxy(url, sent, data, timeout_seconds, network, target))
+    request = urllib.request.Request(url, data=data, headers=sent)
+    opener = urllib.request.build_opener(_NoRedirectHandler, urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=timeout_seconds) as answer:
             return answer.status, _object(answer.read(4_194_304))
@@ -195,6 +206,32 @@ def _fetch(
             return error.code, {}
     except (OSError, HTTPException, ValueError) as error:
         return 0, {"reason": str(getattr(error, "reason", error)) or type(error).__name__}
+
+
+async def _fetch_by_proxy(
+    url: str,
+    headers: Mapping[str, str],
+    data: bytes | None,
+    seconds: float,
+    network: NetworkSettings,
+    target: Target,
+) -> tuple[int, Mapping[str, Any]]:
+    import aiohttp
+
+    from agent.tools.web.fetching import read_body
+    from hermes_state.connector import ProxyConnector, proxy_fault
+
+    session = aiohttp.ClientSession(connector=ProxyConnector(network, target), timeout=aiohttp.ClientTimeout(seconds))
+    method = "GET" if data is None else "POST"
+    try:
+        async with (
+            session,
+            session.request(method, url, data=data, headers=headers, allow_redirects=False) as answer,
+        ):
+            body, _ = await read_body(answer, 4_194_304)
+            return answer.status, _object(body) if answer.status < 300 else {}
+    except (aiohttp.ClientError, OSError) as error:
+        return 0, {"reason": proxy_fault(error) or str(error) or "timed out"}
 
 
 def _object(text: bytes) -> Mapping[str, Any]:

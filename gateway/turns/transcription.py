@@ -158,4 +158,5 @@ def endpoint_of(config: Config) -> Endpoint:
         base_url=route.base_url,
         connect_seconds=model.connect_seconds,
         read_seconds=model.read_seconds,
+        network=config.network,
     )

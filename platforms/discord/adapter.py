@@ -14,7 +14,9 @@ import structlog
 
 from hermes_state import errors
 from hermes_state.aio import wait_until
+from hermes_state.connector import ProxyConnector
 from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
+from hermes_state.network import NetworkSettings
 from hermes_state.setting_types import plain
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note, save_note
@@ -117,9 +119,10 @@ class DiscordAdapter:
         ref = FileRef.decode(attachment.file_ref)
         if self._client is None:
             raise PlatformUnavailable("not connected to Discord")
-        size = await _fetch(ref.url, target, max_bytes)
+        network = self._settings.network
+        size = await _fetch(ref.url, target, max_bytes, network)
         if size is None:
-            size = await _fetch(await _renewed_url(self._client, ref), target, max_bytes)
+            size = await _fetch(await _renewed_url(self._client, ref), target, max_bytes, network)
         if size is None:
             raise MessageRejected("the file was deleted")
         return size
@@ -312,11 +315,15 @@ async def _renewed_url(client: GatewayClient, ref: FileRef) -> str:
     raise MessageRejected("the file was deleted")
 
 
-async def _fetch(url: str, target: Path, max_bytes: int) -> int | None:
+async def _fetch(url: str, target: Path, max_bytes: int, network: NetworkSettings) -> int | None:
     """Write the file at `url` to `target`. Return its size in bytes, or None if the URL has expired."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=30.0)
+    connector = ProxyConnector(network, "discord")
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            session.get(url) as response,
+        ):
             if response.status in (403, 404, 410):
                 return None
             if response.status != 200:

@@ -20,6 +20,7 @@ from discord.http import HTTPClient, Route
 from discord.state import ConnectionState
 from discord.webhook.async_ import AsyncWebhookAdapter, async_context
 
+from hermes_state.connector import ProxyConnector
 from hermes_state.errors import PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, InboundMessage
 from platforms.discord.errors import rest_errors
@@ -53,6 +54,11 @@ class RestClient(HTTPClient):
         self.max_ratelimit_timeout = 10.0
         self._base = f"{settings.api_url.rstrip('/')}/api/v10"
         self._gateway_url = yarl.URL(settings.gateway_url)
+        self._network = settings.network
+
+    async def static_login(self, token: str) -> Any:  # discord.py's own type
+        self.connector = ProxyConnector(self._network, "discord", limit=0)
+        return await super().static_login(token)
 
     async def request(self, route: Route, **options: Any) -> Any:  # Any: discord.py's own signature
         route.url = self._base + route.url.removeprefix(Route.BASE)

@@ -9,6 +9,7 @@ import aiohttp
 import discord
 
 from hermes_state import errors
+from hermes_state.connector import NOT_CONNECTED, proxy_fault
 from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
 
 OPERATOR_CODES = {
@@ -47,8 +48,8 @@ def rest_errors(*, is_read: bool = False) -> Iterator[None]:
         raise errors.RateLimited(error.retry_after) from error
     except discord.HTTPException as error:
         raise _of_answer(error, broken) from error
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise PlatformUnavailable(f"Discord cannot be reached: {type(error).__name__}") from error
+    except NOT_CONNECTED as error:
+        raise PlatformUnavailable(f"Discord cannot be reached: {proxy_fault(error) or type(error).__name__}") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise broken(f"the connection to Discord broke: {type(error).__name__}") from error
 
@@ -92,10 +93,10 @@ def connection_errors(client: discord.Client) -> Iterator[None]:
             raise TokenRejected(sentence) from error
         raise PlatformUnavailable(f"Discord closed the connection ({error.code})") from error
     except (discord.DiscordException, aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
-        raise PlatformUnavailable(f"Discord cannot be reached: {type(error).__name__}") from error
+        raise PlatformUnavailable(f"Discord cannot be reached: {proxy_fault(error) or type(error).__name__}") from error
     except AttributeError as error:
         # If the first connection fails, discord.py 2.7.1 raises an unrelated error, whose context has the reason.
         if getattr(client, "ws", None) is not None:
             raise
-        reason = type(error.__context__ or error).__name__
+        reason = proxy_fault(error.__context__) or type(error.__context__ or error).__name__
         raise PlatformUnavailable(f"Discord's gateway cannot be reached: {reason}") from error

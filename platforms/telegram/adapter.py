@@ -150,7 +150,10 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
     def __init__(self, settings: TelegramSettings) -> None:
         root = settings.base_url.rstrip("/")
         pool = partial(
-            BotApiRequest, connect_seconds=settings.connect_seconds, request_seconds=settings.request_seconds
+            BotApiRequest,
+            connect_seconds=settings.connect_seconds,
+            request_seconds=settings.request_seconds,
+            network=settings.network,
         )
         # Polling has its own pool, so that a burst of sends cannot take its connection.
         self.request, self.polling = pool(connections=settings.connections), pool(connections=1)

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
-from urllib.request import getproxies
 
 import aiohttp
 import orjson
 from telegram.error import NetworkError, TelegramError
 from telegram.request import BaseRequest, RequestData
 
+from hermes_state.connector import NOT_CONNECTED, ProxyConnector, proxy_fault
+from hermes_state.network import NetworkSettings
 from platforms.text import UNREADABLE, parsed_json
 
 MAX_BODY_BYTES = 16_000_000
@@ -47,7 +48,15 @@ class FloodControl(TelegramError):
 class BotApiRequest(BaseRequest):
     """Pool of connections to a Bot API server."""
 
-    def __init__(self, *, connections: int, connect_seconds: float, request_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        connections: int,
+        connect_seconds: float,
+        request_seconds: float,
+        network: NetworkSettings | None = None,
+    ) -> None:
+        self._network = network or NetworkSettings()
         self._connections = connections
         self._connect_seconds = connect_seconds
         self._request_seconds = request_seconds
@@ -62,8 +71,7 @@ class BotApiRequest(BaseRequest):
         """Open the pool if it is closed."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._connections),
-                trust_env=bool(getproxies()),  # HTTPS_PROXY and similar variables, read for each request
+                connector=ProxyConnector(self._network, "telegram", limit=self._connections),
                 auto_decompress=True,
                 headers={"User-Agent": self.USER_AGENT},
             )
@@ -158,8 +166,8 @@ class BotApiRequest(BaseRequest):
                 method, url, data=data, timeout=timeout, allow_redirects=False
             ) as response:
                 yield response
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
-            raise NotSentError(f"no connection to the Bot API ({type(error).__name__})") from None
+        except (*NOT_CONNECTED, aiohttp.InvalidURL) as error:
+            raise NotSentError(proxy_fault(error) or f"no connection to the Bot API ({type(error).__name__})") from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise AmbiguousRequestError(f"the connection to the Bot API broke ({type(error).__name__})") from None
 

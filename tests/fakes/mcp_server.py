@@ -149,6 +149,7 @@ if __name__ == "__main__":
     if os.environ.get("FAKE_MCP_GARBAGE"):
         print("npm notice: a new version is there", flush=True)
     if sys.argv[1:2] == ["http"]:
-        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
+        host = sys.argv[3] if len(sys.argv) > 3 else "127.0.0.1"
+        server.run("streamable-http", host=host, port=int(sys.argv[2]))
     else:
         server.run("stdio")

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar
 
+import httpcore2
 import httpx2
 import mcp_types as types
+from httpcore2._backends.anyio import AnyIOStream  # a backend needs it, and the library does not publish it
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
@@ -15,13 +17,16 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types.methods import parse_server_result
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
+from python_socks import ProxyError as SocksError
+from python_socks.async_.anyio.v2 import Proxy as SocksProxy
 
-from agent.model.connections import ssl_context
 from agent.settings import ServerSettings
 from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text
 from agent.tools.mcp.settings import RemoteResult, RemoteTool, ServerCatalog
 from agent.tools.mcp.stdio import INVALID_ANSWER, MAX_WEIGHT, TOO_LARGE, stdio_streams, weight
+from hermes_state.connector import socks_options, ssl_context
 from hermes_state.errors import ToolError
+from hermes_state.network import Proxy
 from hermes_state.setting_types import plain_texts
 
 T = TypeVar("T")
@@ -230,8 +235,13 @@ async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIt
 @asynccontextmanager
 async def _http_streams(settings: ServerSettings, ended: asyncio.Event) -> AsyncIterator[Any]:  # the SDK's own types
     timeout = httpx2.Timeout(connect=10.0, read=max(300.0, settings.seconds), write=30.0, pool=10.0)
+    url = httpx2.URL(settings.url or "")
+    proxy = settings.network.route("mcp")(url.scheme, url.host)
     async with httpx2.AsyncClient(
-        transport=_BoundedTransport(ended), timeout=timeout, headers=plain_texts(settings.headers), trust_env=False
+        transport=_BoundedTransport(ended, proxy),
+        timeout=timeout,
+        headers=plain_texts(settings.headers),
+        trust_env=False,
     ) as client:
         opened: AbstractAsyncContextManager[Any] = streamable_http_client(
             settings.url or "", http_client=client, max_sse_event_size=MAX_WEIGHT // 4
@@ -251,15 +261,26 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
     session, for example because the server was restarted.
     """
 
-    def __init__(self, ended: asyncio.Event) -> None:
-        super().__init__(verify=ssl_context(), trust_env=False)
-        self._ended = ended
+    def __init__(self, ended: asyncio.Event, proxy: Proxy | None) -> None:
+        is_socks = proxy is not None and proxy.scheme == "socks5"
+        context = ssl_context() if proxy is not None and proxy.scheme == "https" else None
+        http = httpx2.Proxy(proxy.url, ssl_context=context) if proxy is not None and not is_socks else None
+        super().__init__(verify=ssl_context(), trust_env=False, proxy=http)
+        if proxy is not None and is_socks:  # the library's own SOCKS client needs a package without a maintainer
+            self._pool = httpcore2.AsyncConnectionPool(ssl_context=ssl_context(), network_backend=_SocksBackend(proxy))
+        self._ended, self._proxy = ended, proxy
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["accept-encoding"] = "identity"
         if request.method == "DELETE":  # ends the session, and must not wait for a server that hangs
             request.extensions = {**request.extensions, "timeout": httpx2.Timeout(GOODBYE_SECONDS).as_dict()}
-        response = await super().handle_async_request(request)
+        try:
+            response = await super().handle_async_request(request)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
+            if self._proxy is None:
+                raise
+            fault = f"the server cannot be reached through the proxy ({error}); check network.proxy"
+            raise httpx2.ProxyError(fault) from error
         if response.status_code == 404 and "mcp-session-id" in request.headers:
             self._ended.set()
         if response.headers.get("content-encoding", "identity") != "identity":
@@ -269,6 +290,26 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
         kind = response.headers.get("content-type", "").lower()
         response.stream = _BoundedStream(response.stream, has_events=kind.startswith("text/event-stream"))
         return response
+
+
+class _SocksBackend(httpcore2.AnyIOBackend):
+    """Network of a connection pool behind a SOCKS proxy."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = SocksProxy(**socks_options(proxy))
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the library's own signature
+        *_: Any,
+        **__: Any,
+    ) -> AnyIOStream:
+        try:
+            return AnyIOStream((await self._proxy.connect(host, port, timeout=timeout)).anyio_stream)
+        except (OSError, EOFError, UnicodeError, SocksError) as error:
+            raise httpcore2.ConnectError(str(error)) from error
 
 
 class _BoundedStream(httpx2.AsyncByteStream):

@@ -52,9 +52,14 @@ class AddressRejected(OSError):
 def open_socket(info: tuple[Any, ...], *, is_allowed: Callable[[str], bool]) -> socket.socket:
     """Open a socket for a result of `socket.getaddrinfo`. Raises `AddressRejected`."""
     family, kind, protocol, _, address = info
-    if not is_allowed(str(address[0])):
-        raise AddressRejected
+    check_address(str(address[0]), is_allowed=is_allowed)
     return socket.socket(family, kind, protocol)
+
+
+def check_address(address: str, *, is_allowed: Callable[[str], bool]) -> None:
+    """Raise `AddressRejected` unless an IP address is allowed."""
+    if not is_allowed(address):
+        raise AddressRejected
 
 
 def host_of(url: "URL") -> str:

@@ -17,10 +17,18 @@ from msgspec import Meta
 
 from agent.settings import WebSettings
 from agent.tools.registry import Arguments, Tool, ToolContext, tool
-from agent.tools.web.addresses import AddressRejected, checked_url, host_of, is_public, open_socket
+from agent.tools.web.addresses import (
+    AddressRejected,
+    check_address,
+    checked_url,
+    host_of,
+    is_public,
+    open_socket,
+)
 from agent.workers import run_worker
 from hermes_state.aio import FairSlots
 from hermes_state.errors import ToolError
+from hermes_state.network import NetworkSettings
 from hermes_state.text import enclosed, well_formed
 from hermes_state.values import ToolEffect
 
@@ -57,6 +65,7 @@ class FetchSettings:
     """Returns True if the IP address of a connection is allowed."""
     resolver: "AbstractResolver | None" = None
     """DNS resolver; None: the system's."""
+    network: NetworkSettings = field(default_factory=NetworkSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +162,13 @@ async def fetch_page(url: str, settings: FetchSettings) -> FetchResult:
 async def _asked(url: "URL", settings: FetchSettings, cookies: "CookieJar") -> "AsyncIterator[ClientResponse]":
     import aiohttp
 
+    from hermes_state.connector import ProxyConnector
+
     is_allowed = (lambda address: True) if host_of(url) in settings.hosts.private_hosts else settings.is_public
-    connector = aiohttp.TCPConnector(
+    connector = ProxyConnector(
+        settings.network,
+        "web",
+        check=partial(check_address, is_allowed=is_allowed),
         socket_factory=partial(open_socket, is_allowed=is_allowed),
         resolver=settings.resolver,
         use_dns_cache=False,
@@ -207,6 +221,10 @@ def _fault(error: Exception) -> str:
     """Return the reason for a failed request, worded to follow the host name."""
     import aiohttp
 
+    from hermes_state.connector import proxy_fault
+
+    if fault := proxy_fault(error):
+        return f"cannot be reached: {fault}"
     cause = getattr(error, "os_error", None)
     match error:
         case aiohttp.InvalidURL():

@@ -13,6 +13,7 @@ from msgspec import Meta
 from agent.tools.registry import Arguments, Tool, ToolContext, tool
 from agent.tools.web.fetching import UNTRUSTED, check_secret, read_body, retry_after
 from hermes_state.errors import ToolError
+from hermes_state.network import NetworkSettings
 from hermes_state.text import counted, enclosed, shortened, well_formed
 from hermes_state.values import ToolEffect
 
@@ -79,7 +80,11 @@ class _Search(Arguments, frozen=True):
     count: Annotated[int, Meta(ge=1, le=20)] = 8
 
 
-def search_tool(configured: Callable[[], SearchService | str], holds_secret: Callable[[str], bool]) -> Tool:
+def search_tool(
+    configured: Callable[[], SearchService | str],
+    holds_secret: Callable[[str], bool],
+    network: Callable[[], NetworkSettings] = NetworkSettings,
+) -> Tool:
     """Return the tool `web_search`. `configured` returns the current service, or the reason why there is none."""
     one_at_a_time = asyncio.Lock()  # some plans allow only one search per second
 
@@ -97,13 +102,13 @@ def search_tool(configured: Callable[[], SearchService | str], holds_secret: Cal
             raise ToolError("the query is empty")
         check_secret(query, holds_secret)
         async with one_at_a_time:
-            answer = await _answer(service, query, search.count)
+            answer = await _answer(service, query, search.count, network())
         return _told(query, service, _rows(service, answer)[: search.count])
 
     return web_search
 
 
-async def _answer(service: SearchService, query: str, count: int) -> Json:
+async def _answer(service: SearchService, query: str, count: int, network: NetworkSettings) -> Json:
     """Return a search service's response.
 
     Raises `ToolError` with the reason if the request fails. The operator chose the address, so private addresses are
@@ -111,11 +116,15 @@ async def _answer(service: SearchService, query: str, count: int) -> Json:
     """
     import aiohttp
 
+    from hermes_state.connector import ProxyConnector, proxy_fault
+
     asked = service.asked(query, count)
     try:
         async with (
             asyncio.timeout(service.seconds),
-            aiohttp.ClientSession(headers={"Accept": "application/json", **service.headers}) as session,
+            aiohttp.ClientSession(
+                connector=ProxyConnector(network, "web"), headers={"Accept": "application/json", **service.headers}
+            ) as session,
             session.request(
                 "POST" if service.is_post else "GET",
                 service.url,
@@ -128,7 +137,8 @@ async def _answer(service: SearchService, query: str, count: int) -> Json:
     except TimeoutError:
         raise ToolError(f"{service.name} did not answer within {service.seconds:g} seconds") from None
     except (aiohttp.ClientError, ValueError) as error:
-        raise ToolError(f"{service.name} cannot be reached ({type(error).__name__})") from error
+        fault = proxy_fault(error) or type(error).__name__
+        raise ToolError(f"{service.name} cannot be reached ({fault})") from error
     try:
         answer = orjson.loads(data)
     except ValueError:

@@ -1,0 +1,178 @@
+"""aiohttp connector that reaches each address directly or through its proxy.
+
+Only this module uses private names of aiohttp's connector: the library has no SOCKS, and it always lets an HTTP proxy
+resolve the names of hosts.
+"""
+
+import asyncio
+import base64
+import functools
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from python_socks import ProxyError as SocksError
+from python_socks import ProxyType
+from yarl import URL
+
+from hermes_state.network import NetworkSettings, Proxy, Target
+
+TUNNEL_SECONDS: Final = 30.0
+"""Time limit for opening a tunnel through a proxy, in seconds, if the caller sets none."""
+
+
+NOT_CONNECTED: Final = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ClientHttpProxyError,
+    aiohttp.ConnectionTimeoutError,
+)
+"""Errors of requests that were not sent."""
+
+
+@functools.cache
+def ssl_context() -> ssl.SSLContext:
+    """Return the shared TLS context. Creating another would block the event loop for 20 ms and use a megabyte."""
+    return ssl.create_default_context()  # httpx2's own would import another transport
+
+
+class ProxyFault(aiohttp.ClientProxyConnectionError):
+    """Error for a tunnel that a proxy did not open. Nothing was sent to the server."""
+
+
+def proxy_fault(error: BaseException | None) -> str | None:
+    """Return a sentence without secrets about an error of a proxy, or None for other errors."""
+    match error:
+        case ProxyFault():
+            reason = str(error.os_error)
+        case aiohttp.ClientProxyConnectionError():
+            reason = f"it cannot be reached: {error.os_error.strerror or 'no answer'}"
+        case aiohttp.ClientHttpProxyError():
+            reason = _refusal(error.status)
+        case _:
+            return None
+    return f"the proxy did not open a connection ({reason}); check network.proxy"
+
+
+def _refusal(status: int) -> str:
+    return "it requires a user name and a password" if status == 407 else f"it answered with HTTP status {status}"
+
+
+def socks_options(proxy: Proxy) -> dict[str, Any]:  # the library's own types
+    """Return the arguments of python_socks's classes. The proxy resolves the names of hosts."""
+    login = {"username": proxy.user, "password": proxy.password} if proxy.user else {}
+    return {"proxy_type": ProxyType.SOCKS5, "host": proxy.host, "port": proxy.port, "rdns": True, **login}
+
+
+class ProxyConnector(aiohttp.TCPConnector):
+    """Connector for a session. `check` refuses IP addresses by raising `OSError`.
+
+    With `check`, names are resolved here, and a proxy is asked only for a checked IP address. Without it, the proxy
+    resolves them.
+    """
+
+    def __init__(
+        self, network: NetworkSettings, target: Target, *, check: Callable[[str], None] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._route, self._check = network.route(target), check
+
+    async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109 - aiohttp's own types
+        proxy = self._route(req.url.scheme, req.url.raw_host)
+        if proxy is not None and not self._has_tunnel(proxy):
+            login = aiohttp.BasicAuth(proxy.user, proxy.password, "utf-8") if proxy.user else None
+            req.update_proxy(URL(str(proxy)), login, None)
+        return await super().connect(req, traces, timeout)
+
+    def _has_tunnel(self, proxy: Proxy) -> bool:
+        return proxy.scheme == "socks5" or self._check is not None
+
+    async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> ResponseHandler:  # noqa: ASYNC109
+        host, port, proxy = req.url.raw_host, req.url.port, self._route(req.url.scheme, req.url.raw_host)
+        if proxy is None or not self._has_tunnel(proxy):
+            return await super()._create_connection(req, traces, timeout)
+        try:
+            found = [host] if self._check is None else [one["host"] for one in await self._resolve_host(host, port)]
+        except OSError as error:
+            raise aiohttp.ClientConnectorDNSError(req.connection_key, error) from error
+        fault: aiohttp.ClientError | None = None
+        for address in found:
+            if self._check is not None and self._route(req.url.scheme, address) is None:
+                return await super()._create_connection(req, traces, timeout)  # a name of this machine
+            try:
+                if self._check is not None:
+                    self._check(address)
+                async with asyncio.timeout(timeout.sock_connect or TUNNEL_SECONDS):
+                    return await self._tunnel(proxy, address, port, req)
+            except ssl.SSLError as error:
+                is_name = isinstance(error, ssl.CertificateError)
+                kind = aiohttp.ClientConnectorCertificateError if is_name else aiohttp.ClientConnectorSSLError
+                raise kind(req.connection_key, error) from error
+            except TimeoutError:
+                fault = ProxyFault(req.connection_key, OSError("it did not answer in time"))
+            except (EOFError, UnicodeError, SocksError, _Refused) as error:
+                reason = "it closed the connection" if isinstance(error, EOFError) else str(error)
+                fault = ProxyFault(req.connection_key, OSError(reason))
+            except OSError as error:
+                fault = aiohttp.ClientConnectorError(req.connection_key, error)
+        assert fault is not None
+        raise fault
+
+    async def _tunnel(self, proxy: Proxy, host: str, port: int, req: Any) -> ResponseHandler:
+        """Return a connection to a host through a proxy, with TLS if the URL of the request demands it."""
+        try:
+            writer = await (_socks_tunnel if proxy.scheme == "socks5" else _http_tunnel)(proxy, host, port)
+        except OSError as error:
+            reason = getattr(error.__cause__ or error, "strerror", None)  # python_socks repeats the address
+            raise _Refused(f"it cannot be reached: {reason or 'no answer'}") from error
+        try:
+            if (context := self._get_ssl_context(req)) is not None:
+                await writer.start_tls(context, server_hostname=(req.server_hostname or req.url.raw_host).rstrip("."))
+        except BaseException:
+            writer.transport.abort()
+            raise
+        protocol = _Tunnel(self._loop, writer)
+        writer.transport.set_protocol(protocol)
+        protocol.connection_made(writer.transport)
+        return protocol
+
+
+class _Refused(Exception):
+    """Error for a proxy that cannot be reached or refuses. Its text is the reason."""
+
+
+class _Tunnel(ResponseHandler):
+    """Protocol that keeps the stream of its tunnel, because a stream closes its connection when it is collected."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, stream: asyncio.StreamWriter) -> None:
+        super().__init__(loop)
+        self._stream = stream
+
+
+async def _socks_tunnel(proxy: Proxy, host: str, port: int) -> asyncio.StreamWriter:
+    from python_socks.async_.asyncio.v2 import Proxy as SocksProxy
+
+    return (await SocksProxy(**socks_options(proxy)).connect(host, port)).writer
+
+
+async def _http_tunnel(proxy: Proxy, host: str, port: int) -> asyncio.StreamWriter:
+    context = ssl_context() if proxy.scheme == "https" else None
+    reader, writer = await asyncio.open_connection(proxy.host, proxy.port, ssl=context, limit=32_768)
+    try:
+        place = f"{f'[{host}]' if ':' in host else host}:{port}"
+        login = base64.b64encode(f"{proxy.user}:{proxy.password}".encode()).decode()
+        head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
+        writer.write(
+            f"{head}Proxy-Authorization: Basic {login}\r\n\r\n".encode() if proxy.user else f"{head}\r\n".encode()
+        )
+        status = (await reader.readuntil(b"\r\n\r\n")).split(None, 2)[1:2]
+        if status != [b"200"]:
+            raise _Refused(_refusal(int(status[0])) if status and status[0].isdigit() else "it is no HTTP proxy")
+    except asyncio.LimitOverrunError:
+        writer.transport.abort()
+        raise _Refused("it is no HTTP proxy") from None
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return writer

@@ -1,0 +1,186 @@
+"""Proxies for outgoing connections: the settings, and the choice of a proxy for an address.
+
+>>> network = NetworkSettings(proxy="http://10.0.0.1:3128", proxies={"discord": "socks5://10.0.0.2:1080"})
+>>> print(network.route("discord")("https", "discord.com"))
+socks5://10.0.0.2:1080
+>>> network.route("model")("http", "127.0.0.1") is None
+True
+
+Without settings, the variables `HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY` of the environment apply.
+"""
+
+import ipaddress
+import re
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal, TypeAlias, get_args
+from urllib.parse import quote, unquote, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator
+
+from hermes_state.errors import ConfigError
+from hermes_state.setting_types import FrozenBlock, keyed, listed
+from hermes_state.settings import Setting
+
+Target: TypeAlias = Literal["telegram", "discord", "model", "web", "mcp"]
+DIRECT: Final = "direct"
+_SCHEMES: Final = {"http": "http", "https": "https", **dict.fromkeys(("socks", "socks5", "socks5h"), "socks5")}
+_PORTS: Final = {"http": 80, "https": 443, "socks5": 1080}
+_ADDRESS: Final = (
+    "must be the address of a proxy, such as http://proxy.example.org:3128 or socks5://127.0.0.1:1080. Write special "
+    "characters in a user name or password as codes, such as %40 for @"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proxy:
+    """Proxy for connections. `str()` leaves out the user name and the password."""
+
+    scheme: str
+    """`http`, `https` or `socks5`."""
+    host: str
+    port: int
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Address with the user name and the password."""
+        login = quote(self.user, safe="") + (f":{quote(self.password, safe='')}" if self.password else "")
+        return str(self).replace("://", f"://{login}@", 1) if login else str(self)
+
+
+Route: TypeAlias = Callable[[str, str], Proxy | None]
+"""Returns the proxy for a scheme and a host. None: connect directly."""
+
+
+def parsed_proxy(text: str) -> Proxy:
+    """Return the proxy at an address. An address without a scheme is an HTTP proxy. Raises `ValueError`.
+
+    >>> parsed_proxy("proxy.lan:3128").url, parsed_proxy("SOCKS5H://me:a%40b@[::1]").url
+    ('http://proxy.lan:3128', 'socks5://me:a%40b@[::1]:1080')
+    """
+    text = text.strip()
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        scheme, host, port = _SCHEMES.get(parts.scheme), parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(_ADDRESS) from None
+    is_host = host is not None and re.fullmatch(r"[\w.-]+|[0-9a-f:.]+(%\w+)?", host) is not None
+    if scheme is None or host is None or not is_host or port == 0 or not text.isprintable() or " " in text:
+        raise ValueError(_ADDRESS)
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError(_ADDRESS)
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    return Proxy(scheme=scheme, host=host, port=port or _PORTS[scheme], user=user, password=password)
+
+
+def _address(value: object) -> object:
+    if value is False or (isinstance(value, str) and value.strip().lower() in (DIRECT, "off", "none")):
+        return DIRECT
+    if not isinstance(value, str):
+        raise ValueError(_ADDRESS)
+    return parsed_proxy(value).url
+
+
+def _addresses(value: object) -> Mapping[str, object]:
+    found = {}
+    for name, address in keyed(value).items():
+        if name not in get_args(Target):
+            raise ValueError(f"{str(name)[:100]!r} is not one of {', '.join(get_args(Target))}")
+        try:
+            found[name] = _address(address)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+    return found
+
+
+def _exceptions(value: object) -> object:
+    return (
+        re.split(r"[\s,;]+", value.strip(" ,;")) if isinstance(value, str) and "[" not in value[:1] else listed(value)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings:
+    """Proxy for outgoing connections (`docs/how-to/run-behind-a-proxy.md`)."""
+
+    proxy: Annotated[
+        str | None,
+        BeforeValidator(lambda value: None if value is None else _address(value)),
+        Setting(default_text="`HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY`", restart=True),
+    ] = None
+    """Proxy for Telegram, Discord, models, web tools and MCP servers, such as `http://proxy.example.org:3128`. The
+    address begins with `http`, `https` or `socks5`. `direct` ignores the environment. Set it if the machine has no
+    direct connection to the internet."""
+    proxies: Annotated[
+        dict[str, str],
+        BeforeValidator(_addresses),
+        AfterValidator(FrozenBlock),
+        Setting(default_text="none", restart=True),
+    ] = field(default_factory=FrozenBlock)
+    """Other proxies for `telegram`, `discord`, `model`, `web` or `mcp`. The value is an address, or `direct`. Set it if
+    only some services need a proxy."""
+    no_proxy: Annotated[tuple[str, ...], BeforeValidator(_exceptions), Setting(default_text="none", restart=True)] = ()
+    """Hosts and networks to reach directly, such as `.lan` or `10.0.0.0/8`, in addition to `NO_PROXY`. Loopback
+    addresses are always reached directly. Set it for services in your own network."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the environment names a proxy that cannot be used."""
+        for scheme in ("https", "http"):
+            self.route("model")(scheme, "check.invalid")
+
+    def route(self, target: Target) -> Route:
+        """Return the choice of a proxy for connections to a target. Reads the environment once."""
+        variables = urllib.request.getproxies()
+        exceptions = (*self.no_proxy, *re.split(r"[\s,]+", variables.pop("no", "")))
+        address = self.proxies.get(target, self.proxy)
+        fixed = parsed_proxy(address) if address not in (None, DIRECT) else None
+
+        def proxy_for(scheme: str, host: str) -> Proxy | None:
+            host = host.strip("[]").rstrip(".").lower()
+            if address == DIRECT or (fixed is None and not variables) or _is_excepted(host, exceptions):
+                return None
+            if fixed is not None:
+                return fixed
+            scheme = {"wss": "https", "ws": "http"}.get(scheme, scheme)
+            name = scheme if scheme in variables else "all"
+            try:
+                return parsed_proxy(variables[name]) if name in variables else None
+            except ValueError as error:
+                raise ConfigError(f"{name.upper()}_PROXY {error}. Or set network.proxy") from None
+
+        return proxy_for
+
+
+def _is_excepted(host: str, exceptions: Sequence[str]) -> bool:
+    """Return True if a host is reached directly: a loopback address, or one that an entry of `NO_PROXY` names.
+
+    >>> [_is_excepted("api.example.org", [entry]) for entry in ("example.org", ".example.org", "*", "ple.org")]
+    [True, True, True, False]
+    >>> [_is_excepted("10.1.2.3", [entry]) for entry in ("10.0.0.0/8", "10.1.2.3:443", "10.", "10.1.2")]
+    [True, True, False, False]
+    """
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        ip = None
+    if host == "localhost" or host.endswith(".localhost") or (ip is not None and ip.is_loopback):
+        return True
+    for entry in filter(None, exceptions):
+        name = re.sub(r"(?<=[^:]):\d+$|(?<=\]):\d+$", "", entry.lower()).strip("[]")
+        if ip is None:
+            name = name.removeprefix("*").strip(".")
+            if entry == "*" or (name and (host == name or host.endswith(f".{name}"))):
+                return True
+            continue
+        try:
+            if entry == "*" or ip in ipaddress.ip_network(name, strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
