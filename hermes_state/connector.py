@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+from multidict import CIMultiDict
 from python_socks import ProxyError as SocksError
 from python_socks import ProxyType
 from yarl import URL
@@ -81,12 +82,14 @@ class ProxyConnector(aiohttp.TCPConnector):
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109 - aiohttp's own types
         proxy = self._route(req.url.scheme, req.url.raw_host)
         if proxy is not None and not self._has_tunnel(proxy):
-            login = aiohttp.BasicAuth(proxy.user, proxy.password, "utf-8") if proxy.user else None
-            req.update_proxy(URL(str(proxy)), login, None)
+            login = CIMultiDict(_login(proxy))
+            req.update_proxy(URL(str(proxy)), None, login)  # the headers of CONNECT
+            if not req.is_ssl():
+                req.headers.update(login)
         return await super().connect(req, traces, timeout)
 
     def _has_tunnel(self, proxy: Proxy) -> bool:
-        return proxy.scheme == "socks5" or self._check is not None
+        return proxy.scheme != "http" or self._check is not None
 
     async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> ResponseHandler:  # noqa: ASYNC109
         host, port, proxy = req.url.raw_host, req.url.port, self._route(req.url.scheme, req.url.raw_host)
@@ -123,6 +126,8 @@ class ProxyConnector(aiohttp.TCPConnector):
         """Return a connection to a host through a proxy, with TLS if the URL of the request demands it."""
         try:
             writer = await (_socks_tunnel if proxy.scheme == "socks5" else _http_tunnel)(proxy, host, port)
+        except ssl.SSLError as error:
+            raise _Refused(f"{error.reason}; does its address begin with http, not https?") from error
         except OSError as error:
             reason = getattr(error.__cause__ or error, "strerror", None)  # python_socks repeats the address
             raise _Refused(f"it cannot be reached: {reason or 'no answer'}") from error
@@ -136,6 +141,11 @@ class ProxyConnector(aiohttp.TCPConnector):
         writer.transport.set_protocol(protocol)
         protocol.connection_made(writer.transport)
         return protocol
+
+
+def _login(proxy: Proxy) -> dict[str, str]:
+    login = base64.b64encode(f"{proxy.user}:{proxy.password}".encode()).decode()
+    return {"Proxy-Authorization": f"Basic {login}"} if proxy.user else {}
 
 
 class _Refused(Exception):
@@ -161,11 +171,9 @@ async def _http_tunnel(proxy: Proxy, host: str, port: int) -> asyncio.StreamWrit
     reader, writer = await asyncio.open_connection(proxy.host, proxy.port, ssl=context, limit=32_768)
     try:
         place = f"{f'[{host}]' if ':' in host else host}:{port}"
-        login = base64.b64encode(f"{proxy.user}:{proxy.password}".encode()).decode()
-        head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
-        writer.write(
-            f"{head}Proxy-Authorization: Basic {login}\r\n\r\n".encode() if proxy.user else f"{head}\r\n".encode()
-        )
+        fields = {"Host": place, **_login(proxy)}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        writer.write(f"CONNECT {place} HTTP/1.1\r\n{head}\r\n".encode())
         status = (await reader.readuntil(b"\r\n\r\n")).split(None, 2)[1:2]
         if status != [b"200"]:
             raise _Refused(_refusal(int(status[0])) if status and status[0].isdigit() else "it is no HTTP proxy")
