@@ -5,7 +5,9 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -31,27 +33,33 @@ class Behind:
 
     def __init__(self, world: World, proxy: OutgoingProxy, page_port: int, mcp_port: int) -> None:
         self.world, self.proxy = world, proxy
-        self._page_port, self._mcp_port = page_port, mcp_port
+        self._own = {"telegram": world.tg.url, "discord": world.dc.url, "model": world.llm.url}
+        self.ports = {name: urlsplit(url).port for name, url in self._own.items()}
+        self.ports |= {"page": page_port, "mcp": mcp_port}
+        self.is_secure = False
+        """True if the services speak TLS at `ports`."""
 
     async def use_everything(self, host: str = "", page_host: str = PAGE_HOST, **settings: str) -> None:
         """Start the gateway and use each service once. `host` is the host of all; without it, each has its own."""
         world, environ = self.world, self.world.gateway.environ
-        for name, service in (("telegram", world.tg), ("discord", world.dc), ("model", world.llm)):
-            place = urlsplit(service.url)
+        letter = "s" if self.is_secure else ""
+        for name, url in self._own.items():
+            place = f"{letter}://{host or f'{name}.test'}:{self.ports[name]}"
             for key, value in environ.items():
-                environ[key] = value.replace(place.netloc, f"{host or f'{name}.test'}:{place.port}")
-        servers = {"harbour": {"url": f"http://{host or 'mcp.test'}:{self._mcp_port}/mcp", "effects": {"*": "reads"}}}
+                environ[key] = value.replace(f"://{urlsplit(url).netloc}", place)
+        place = f"{letter}://{host or 'mcp.test'}:{self.ports['mcp']}"
+        servers = {"harbour": {"url": f"http{place}/mcp", "effects": {"*": "reads"}}}
         await discord.ready(world, HERMES_MCP__SERVERS=json.dumps(servers), **settings)
         await connected(world)
         await discord.say(world, "hello there")
         assert await discord.sent(world, 1)
-        url = f"http://{page_host}:{self._page_port}/boats"
+        url = f"http{letter}://{page_host}:{self.ports['page']}/boats"
         assert "harbour text" in await call(world, "web_fetch", {"url": url}, "read")
         assert "high" in await call(world, "harbour__tides", {}, "tides")
 
 
-@pytest.fixture
-async def behind(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[Behind]:
+@asynccontextmanager
+async def behind_in(folder: Path, protocol: ModelProtocol, **options: Any) -> AsyncIterator[Behind]:
     app = web.Application()
 
     async def answer(_: web.Request) -> web.Response:
@@ -61,13 +69,13 @@ async def behind(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[Behin
     port = World.free_port()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(SERVER), "http", str(port), ANY_ADDRESS),
-        env={**os.environ, "FAKE_MCP_LOG": str(tmp_path / "mcp.log")},
+        env={**os.environ, "FAKE_MCP_LOG": str(folder / "mcp.log")},
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
         async with (
             Server(app) as page,
-            world_in(tmp_path / "world", protocol, telegram=True, discord=True) as world,
+            world_in(folder / "world", protocol, telegram=True, discord=True, **options) as world,
             OutgoingProxy(login=LOGIN) as proxy,
         ):
             await listening(port)
@@ -75,6 +83,12 @@ async def behind(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[Behin
     finally:
         process.kill()
         await process.wait()
+
+
+@pytest.fixture
+async def behind(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[Behind]:
+    async with behind_in(tmp_path, protocol) as made:
+        yield made
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class OutgoingProxy:
         self.asked.append(f"SOCKS {host}:{port}")
         writer.write(b"\x05%b\x00\x01\x00\x00\x00\x00\x00\x00" % (b"\x00" if self._status == 200 else b"\x02"))
         if self._status == 200:
-            await self._join(b"", port, reader, writer)
+            await join(b"", port, reader, writer)
         await writer.drain()
         return None
 
@@ -95,31 +95,32 @@ class OutgoingProxy:
             path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
             kept = [line for line in lines[1:] if not line.lower().startswith("proxy-")]
             sent = "\r\n".join((f"{method} {path} HTTP/1.1", *kept)).encode()
-            return await self._join(sent, parts.port or 80, reader, writer)
+            return await join(sent, parts.port or 80, reader, writer)
         answer = b"HTTP/1.1 200 Connection established\r\nProxy-Agent: fake\r\n\r\n"
         step = -(-len(answer) // self._pieces)
         for start in range(0, len(answer), step):
             writer.write(answer[start : start + step])
             await writer.drain()
             await asyncio.sleep(0)
-        return await self._join(b"", int(place.rpartition(":")[2]), reader, writer)
+        return await join(b"", int(place.rpartition(":")[2]), reader, writer)
 
-    async def _join(self, sent: bytes, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass everything on between a client and the server at a port. Only the first request is rewritten."""
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        far_writer.write(sent)
 
-        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-            while data := await source.read(65_536):
-                target.write(data)
-                await target.drain()
-            target.close()
+async def join(sent: bytes, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass everything on between a client and the server at a port. Only the first request is rewritten."""
+    far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+    far_writer.write(sent)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(copy(reader, far_writer))
-                group.create_task(copy(far_reader, writer))
-        except* ConnectionError:
-            pass
-        finally:
-            far_writer.transport.abort()
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65_536):
+            target.write(data)
+            await target.drain()
+        target.close()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(copy(reader, far_writer))
+            group.create_task(copy(far_reader, writer))
+    except* ConnectionError:
+        pass
+    finally:
+        far_writer.transport.abort()

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
@@ -100,24 +101,39 @@ async def test_connections_through_a_proxy_are_used_again(scheme: str, port: int
     assert len(proxy.asked) == 1
 
 
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening(talk: Talk) -> AsyncIterator[int]:
+    """Run a server that is no proxy, and yield its port. Every connection is closed at the end."""
+    group = asyncio.TaskGroup()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await talk(reader, writer)
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(lambda *streams: group.create_task(serve(*streams)), "127.0.0.1")
+    async with server, group:
+        yield server.sockets[0].getsockname()[1]
+
+
 async def _closed(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.transport.abort()
+    writer.write_eof()
 
 
 async def _chatting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(b"220 mail.example.org ESMTP ready\r\n\r\n")
     await reader.read()
-    writer.transport.abort()
 
 
 @pytest.mark.parametrize("peer", [_closed, _chatting])
 @pytest.mark.parametrize("scheme", ["http", "https", "socks5"])
-async def test_a_server_that_is_no_proxy_is_named(
-    scheme: str, peer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-) -> None:
-    server = await asyncio.start_server(peer, "127.0.0.1")
-    async with server:
-        network = NetworkSettings(proxy=f"{scheme}://me:secret-pass@127.0.0.1:{server.sockets[0].getsockname()[1]}")
+async def test_a_server_that_is_no_proxy_is_named(scheme: str, peer: Talk) -> None:
+    async with listening(peer) as port:
+        network = NetworkSettings(proxy=f"{scheme}://me:secret-pass@127.0.0.1:{port}")
         with pytest.raises(ToolError) as caught:
             await fetch_page("https://boats.example/", FetchSettings(network=network, resolver=Names(PUBLIC)))
     assert re.fullmatch(
@@ -153,13 +169,11 @@ async def test_refusals_are_told_with_the_name_of_the_setting(scheme: str, proxy
 async def test_a_proxy_that_stays_silent_ends_with_a_sentence(scheme: str) -> None:
     ended = asyncio.Event()
 
-    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def silent(*_: object) -> None:
         await ended.wait()
-        writer.close()
 
-    server = await asyncio.start_server(silent, "127.0.0.1")
-    async with server:
-        network = NetworkSettings(proxy=f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with listening(silent) as port:
+        network = NetworkSettings(proxy=f"{scheme}://127.0.0.1:{port}")
         connector = ProxyConnector(network, "web", check=lambda _: None, resolver=Names(PUBLIC))
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=0.2)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
