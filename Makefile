@@ -81,7 +81,7 @@ PLAIN := not browser and not cluster and not crash and not months and not proxie
 
 # Five workers even on two processors, because tests spend half of their time waiting.
 test: setup ## run every test that needs no browser; ARGS="-k name" selects some
-	@echo "This run leaves out browser tests (make test-browser), reverse proxies (make test-proxies) and PostgreSQL"
+	@echo "This run leaves out browser tests (make test-browser), proxy programs (make test-proxies) and PostgreSQL"
 	@echo "(make test-cluster). It runs samples of the kill points (make crash), long conversations (make months), model"
 	@echo "protocols (make protocols), and random cases and fault tables (make fuzz)."
 	@$(BIN)/python -m pytest -n 5 --dist worksteal -m "$(PLAIN)" $(ARGS)
@@ -92,10 +92,10 @@ test-browser: setup ## test the web chat in a headless Chromium
 	@command -v chromedriver >/dev/null || { echo "chromedriver is needed; on Debian: apt install chromium chromium-driver" >&2; exit 1; }
 	@$(BIN)/python -m pytest -m browser $(ARGS)
 
-test-proxies: setup ## test the web chat behind nginx and Caddy, with TLS
-	@for name in nginx caddy openssl; do PATH=$$PATH:/usr/sbin command -v $$name >/dev/null || \
-		{ echo "$$name is needed; on Debian: apt install nginx caddy openssl" >&2; exit 1; }; done
-	@PATH=$$PATH:/usr/sbin $(BIN)/python -m pytest -m proxies tests/e2e/test_proxies.py $(ARGS)
+test-proxies: setup ## test the web chat behind nginx and Caddy, and every service through tinyproxy and microsocks
+	@for name in nginx caddy openssl tinyproxy microsocks; do PATH=$$PATH:/usr/sbin command -v $$name >/dev/null || \
+		{ echo "$$name is needed; on Debian: apt install nginx caddy openssl tinyproxy microsocks" >&2; exit 1; }; done
+	@PATH=$$PATH:/usr/sbin $(BIN)/python -m pytest -m proxies tests/e2e/test_proxies.py tests/e2e/test_proxy_programs.py $(ARGS)
 
 test-cluster: setup ## run every test that needs PostgreSQL, on a server that it starts
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
