@@ -108,15 +108,16 @@ class ProxyConnector(aiohttp.TCPConnector):
                     self._check(address)
                 async with asyncio.timeout(timeout.sock_connect or TUNNEL_SECONDS):
                     return await self._tunnel(proxy, address, port, req)
+            except ssl.CertificateError as error:
+                raise aiohttp.ClientConnectorCertificateError(req.connection_key, error) from error
             except ssl.SSLError as error:
-                is_name = isinstance(error, ssl.CertificateError)
-                kind = aiohttp.ClientConnectorCertificateError if is_name else aiohttp.ClientConnectorSSLError
-                raise kind(req.connection_key, error) from error
-            except TimeoutError:
-                fault = ProxyFault(req.connection_key, OSError("it did not answer in time"))
-            except (EOFError, UnicodeError, SocksError, _Refused) as error:
-                reason = "it closed the connection" if isinstance(error, EOFError) else str(error)
-                fault = ProxyFault(req.connection_key, OSError(reason))
+                raise aiohttp.ClientConnectorSSLError(req.connection_key, error) from error
+            except (TimeoutError, EOFError, asyncio.LimitOverrunError, UnicodeError, SocksError, _Refused) as error:
+                words = {
+                    TimeoutError: "it did not answer in time",
+                    asyncio.IncompleteReadError: "it ended the connection",
+                }
+                fault = ProxyFault(req.connection_key, OSError(words.get(type(error), str(error))))
             except OSError as error:
                 fault = aiohttp.ClientConnectorError(req.connection_key, error)
         assert fault is not None
@@ -177,9 +178,6 @@ async def _http_tunnel(proxy: Proxy, host: str, port: int) -> asyncio.StreamWrit
         status = (await reader.readuntil(b"\r\n\r\n")).split(None, 2)[1:2]
         if status != [b"200"]:
             raise _Refused(_refusal(int(status[0])) if status and status[0].isdigit() else "it is no HTTP proxy")
-    except asyncio.LimitOverrunError:
-        writer.transport.abort()
-        raise _Refused("it is no HTTP proxy") from None
     except BaseException:
         writer.transport.abort()
         raise

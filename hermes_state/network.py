@@ -13,6 +13,7 @@ import ipaddress
 import re
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeAlias, get_args
 from urllib.parse import quote, unquote, urlsplit
@@ -71,9 +72,8 @@ def parsed_proxy(text: str) -> Proxy:
     except ValueError:
         raise ValueError(_ADDRESS) from None
     is_host = host is not None and re.fullmatch(r"[\w.-]+|[0-9a-f:.]+(%\w+)?", host) is not None
-    if scheme is None or host is None or not is_host or port == 0 or not text.isprintable() or " " in text:
-        raise ValueError(_ADDRESS)
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
+    is_alone = parts.path in ("", "/") and not parts.query and not parts.fragment and re.search(r"\s", text) is None
+    if scheme is None or host is None or not is_host or port == 0 or not is_alone:
         raise ValueError(_ADDRESS)
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     return Proxy(scheme=scheme, host=host, port=port or _PORTS[scheme], user=user, password=password)
@@ -171,16 +171,11 @@ def _is_excepted(host: str, exceptions: Sequence[str]) -> bool:
         ip = None
     if host == "localhost" or host.endswith(".localhost") or (ip is not None and ip.is_loopback):
         return True
-    for entry in filter(None, exceptions):
-        name = re.sub(r"(?<=[^:]):\d+$|(?<=\]):\d+$", "", entry.lower()).strip("[]")
-        if ip is None:
-            name = name.removeprefix("*").strip(".")
-            if entry == "*" or (name and (host == name or host.endswith(f".{name}"))):
+    for entry in exceptions:
+        name = re.sub(r"^(\[.*\]|[^:]*):\d+$", r"\1", entry.lower()).strip("[]").removeprefix("*").strip(".")
+        if entry == "*" or (name and (host == name or (ip is None and host.endswith(f".{name}")))):
+            return True
+        with suppress(ValueError):
+            if ip is not None and ip in ipaddress.ip_network(name, strict=False):
                 return True
-            continue
-        try:
-            if entry == "*" or ip in ipaddress.ip_network(name, strict=False):
-                return True
-        except ValueError:
-            continue
     return False
