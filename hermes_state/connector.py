@@ -138,7 +138,7 @@ class ProxyConnector(aiohttp.TCPConnector):
         except BaseException:
             writer.transport.abort()
             raise
-        protocol = _Tunnel(self._loop, writer)
+        protocol = _Tunnel(asyncio.get_running_loop(), writer)
         writer.transport.set_protocol(protocol)
         protocol.connection_made(writer.transport)
         return protocol

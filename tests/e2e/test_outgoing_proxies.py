@@ -137,8 +137,11 @@ async def test_a_proxy_that_does_not_answer_is_named_without_its_password(world:
         HERMES_NETWORK__PROXY=f"{scheme}://{LOGIN}@127.0.0.1:{World.free_port()}",
         HERMES_TELEGRAM__BASE_URL=f"http://telegram.test:{port}",
         HERMES_MODEL__BASE_URL=f"http://model.test:{port}/v1",
+        HERMES_MCP__SERVERS='{"harbour": {"url": "http://mcp.test/mcp"}}',
     )
-    await world.gateway.wait_for_log("check network.proxy")
+    for event in ("adapter.failed", "mcp.server_failed"):
+        await world.gateway.wait_for_log(event)
+    assert "check network.proxy" in world.gateway.log_text()
     _, doctor = await world.command_line("doctor", "--online")
     assert doctor.count("check network.proxy") == 2, doctor
     assert PASSWORD not in doctor + world.gateway.log_text()

@@ -68,6 +68,18 @@ async def test_telegram_and_models_are_asked_through_the_proxy(
     assert asked == [line]
 
 
+@pytest.mark.parametrize("address", ["https://api.example.com/v1", "http://models.example.com/v1"])
+async def test_a_model_behind_a_proxy_that_is_not_there_says_which_setting_to_check(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://me:secret-pass@127.0.0.1:9")
+    model = ChatCompletionsModel(Endpoint(model="x", api_key="sk-x", base_url=address))
+    with pytest.raises(errors.ModelUnavailable, match=r"the proxy .* cannot be reached.*; check network\.proxy"):
+        await model.fetch_json(f"{address}/models")
+    await model.close()
+
+
 @pytest.mark.parametrize("ask", [ask_model, ask_telegram], ids=["model", "telegram"])
 async def test_hosts_of_no_proxy_are_asked_directly(ask: Callable[[str], Awaitable[None]], asked: list[str]) -> None:
     await ask("http://127.0.0.1:9")

@@ -1,4 +1,7 @@
-"""Connection to an MCP server through the SDK, which only this module and `stdio` import."""
+"""Connection to an MCP server through the SDK, which only this module and `stdio` import.
+
+A private name of httpcore2 gives its connection pool the streams of our SOCKS package.
+"""
 
 import asyncio
 import json
@@ -9,7 +12,7 @@ from typing import Any, Final, TypeVar
 import httpcore2
 import httpx2
 import mcp_types as types
-from httpcore2._backends.anyio import AnyIOStream  # a backend needs it, and the library does not publish it
+from httpcore2._backends.anyio import AnyIOStream
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
