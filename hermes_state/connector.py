@@ -7,13 +7,13 @@ resolve the names of hosts.
 import asyncio
 import base64
 import functools
+import re
 import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
-from multidict import CIMultiDict
 from python_socks import ProxyError as SocksError
 from python_socks import ProxyType
 from yarl import URL
@@ -22,14 +22,6 @@ from hermes_state.network import NetworkSettings, Proxy, Target
 
 TUNNEL_SECONDS: Final = 30.0
 """Time limit for opening a tunnel through a proxy, in seconds, if the caller sets none."""
-
-
-NOT_CONNECTED: Final = (
-    aiohttp.ClientConnectorError,
-    aiohttp.ClientHttpProxyError,
-    aiohttp.ConnectionTimeoutError,
-)
-"""Errors of requests that were not sent."""
 
 
 @functools.cache
@@ -44,20 +36,11 @@ class ProxyFault(aiohttp.ClientProxyConnectionError):
 
 def proxy_fault(error: BaseException | None) -> str | None:
     """Return a sentence without secrets about an error of a proxy, or None for other errors."""
-    match error:
-        case ProxyFault():
-            reason = str(error.os_error)
-        case aiohttp.ClientProxyConnectionError():
-            reason = f"it cannot be reached: {error.os_error.strerror or 'no answer'}"
-        case aiohttp.ClientHttpProxyError():
-            reason = _refusal(error.status)
-        case _:
-            return None
+    if not isinstance(error, aiohttp.ClientProxyConnectionError):
+        return None
+    own = str(error.os_error) if isinstance(error, ProxyFault) else ""
+    reason = own or f"it cannot be reached: {error.os_error.strerror or 'no answer'}"
     return f"the proxy did not open a connection ({reason}); check network.proxy"
-
-
-def _refusal(status: int) -> str:
-    return "it requires a user name and a password" if status == 407 else f"it answered with HTTP status {status}"
 
 
 def socks_options(proxy: Proxy) -> dict[str, Any]:  # the library's own types
@@ -70,7 +53,8 @@ class ProxyConnector(aiohttp.TCPConnector):
     """Connector for a session. `check` refuses IP addresses by raising `OSError`.
 
     With `check`, names are resolved here, and a proxy is asked only for a checked IP address. Without it, the proxy
-    resolves them.
+    resolves them. Only requests without TLS and `check` are passed to an HTTP proxy as they are, because most of these
+    proxies allow no tunnel to port 80.
     """
 
     def __init__(
@@ -81,19 +65,14 @@ class ProxyConnector(aiohttp.TCPConnector):
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109 - aiohttp's own types
         proxy = self._route(req.url.scheme, req.url.raw_host)
-        if proxy is not None and not self._has_tunnel(proxy):
-            login = CIMultiDict(_login(proxy))
-            req.update_proxy(URL(str(proxy)), None, login)  # the headers of CONNECT
-            if not req.is_ssl():
-                req.headers.update(login)
+        if proxy is not None and proxy.scheme == "http" and not req.is_ssl() and self._check is None:
+            req.update_proxy(URL(str(proxy)), None, None)
+            req.headers.update(_login(proxy))
         return await super().connect(req, traces, timeout)
-
-    def _has_tunnel(self, proxy: Proxy) -> bool:
-        return proxy.scheme != "http" or self._check is not None
 
     async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> ResponseHandler:  # noqa: ASYNC109
         host, port, proxy = req.url.raw_host, req.url.port, self._route(req.url.scheme, req.url.raw_host)
-        if proxy is None or not self._has_tunnel(proxy):
+        if proxy is None or req.proxy is not None:
             return await super()._create_connection(req, traces, timeout)
         try:
             found = [host] if self._check is None else [one["host"] for one in await self._resolve_host(host, port)]
@@ -175,9 +154,11 @@ async def _http_tunnel(proxy: Proxy, host: str, port: int) -> asyncio.StreamWrit
         fields = {"Host": place, **_login(proxy)}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         writer.write(f"CONNECT {place} HTTP/1.1\r\n{head}\r\n".encode())
-        status = (await reader.readuntil(b"\r\n\r\n")).split(None, 2)[1:2]
-        if status != [b"200"]:
-            raise _Refused(_refusal(int(status[0])) if status and status[0].isdigit() else "it is no HTTP proxy")
+        answer = re.match(rb"HTTP/1\.[01] (\d{3})", await reader.readuntil(b"\r\n\r\n"))
+        status = "no HTTP" if answer is None else f"HTTP status {answer[1].decode()}"
+        if status != "HTTP status 200":
+            needs_login = status == "HTTP status 407"
+            raise _Refused("it requires a user name and a password" if needs_login else f"it answered with {status}")
     except BaseException:
         writer.transport.abort()
         raise

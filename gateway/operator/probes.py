@@ -195,7 +195,8 @@ def _fetch(
     data = None if body is None else json.dumps(body).encode()
     sent = {"Content-Type": "application/json", **(headers or {})}
     if network is not None and network.route(target)(urlsplit(url).scheme, urlsplit(url).hostname or "") is not None:
-        return asyncio.run(_fetch_by_proxy(url, sent, data, timeout_seconds, network, target))
+        method = "GET" if data is None else "POST"
+        return asyncio.run(_fetch_by_proxy(network, target, timeout_seconds, method, url, data=data, headers=sent))
     request = urllib.request.Request(url, data=data, headers=sent)
     opener = urllib.request.build_opener(_NoRedirectHandler, urllib.request.ProxyHandler({}))
     try:
@@ -209,12 +210,7 @@ def _fetch(
 
 
 async def _fetch_by_proxy(
-    url: str,
-    headers: Mapping[str, str],
-    data: bytes | None,
-    seconds: float,
-    network: NetworkSettings,
-    target: Target,
+    network: NetworkSettings, target: Target, seconds: float, method: str, url: str, **options: Any
 ) -> tuple[int, Mapping[str, Any]]:
     import aiohttp
 
@@ -222,12 +218,8 @@ async def _fetch_by_proxy(
     from hermes_state.connector import ProxyConnector, proxy_fault
 
     session = aiohttp.ClientSession(connector=ProxyConnector(network, target), timeout=aiohttp.ClientTimeout(seconds))
-    method = "GET" if data is None else "POST"
     try:
-        async with (
-            session,
-            session.request(method, url, data=data, headers=headers, allow_redirects=False) as answer,
-        ):
+        async with session, session.request(method, url, allow_redirects=False, **options) as answer:
             body, _ = await read_body(answer, 4_194_304)
             return answer.status, _object(body) if answer.status < 300 else {}
     except (aiohttp.ClientError, OSError) as error:

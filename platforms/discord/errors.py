@@ -9,7 +9,7 @@ import aiohttp
 import discord
 
 from hermes_state import errors
-from hermes_state.connector import NOT_CONNECTED, proxy_fault
+from hermes_state.connector import proxy_fault
 from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
 
 OPERATOR_CODES = {
@@ -48,7 +48,7 @@ def rest_errors(*, is_read: bool = False) -> Iterator[None]:
         raise errors.RateLimited(error.retry_after) from error
     except discord.HTTPException as error:
         raise _of_answer(error, broken) from error
-    except NOT_CONNECTED as error:
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise PlatformUnavailable(f"Discord cannot be reached: {proxy_fault(error) or type(error).__name__}") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise broken(f"the connection to Discord broke: {type(error).__name__}") from error

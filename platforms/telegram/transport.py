@@ -15,7 +15,7 @@ import orjson
 from telegram.error import NetworkError, TelegramError
 from telegram.request import BaseRequest, RequestData
 
-from hermes_state.connector import NOT_CONNECTED, ProxyConnector, proxy_fault
+from hermes_state.connector import ProxyConnector, proxy_fault
 from hermes_state.network import NetworkSettings
 from platforms.text import UNREADABLE, parsed_json
 
@@ -166,7 +166,7 @@ class BotApiRequest(BaseRequest):
                 method, url, data=data, timeout=timeout, allow_redirects=False
             ) as response:
                 yield response
-        except (*NOT_CONNECTED, aiohttp.InvalidURL) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise NotSentError(proxy_fault(error) or f"no connection to the Bot API ({type(error).__name__})") from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise AmbiguousRequestError(f"the connection to the Bot API broke ({type(error).__name__})") from None

@@ -301,16 +301,9 @@ class _SocksBackend(httpcore2.AnyIOBackend):
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = SocksProxy(**socks_options(proxy))
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - the library's own signature
-        *_: Any,
-        **__: Any,
-    ) -> AnyIOStream:
+    async def connect_tcp(self, host: str, port: int, **options: Any) -> AnyIOStream:  # type: ignore[override]
         try:
-            return AnyIOStream((await self._proxy.connect(host, port, timeout=timeout)).anyio_stream)
+            return AnyIOStream((await self._proxy.connect(host, port, timeout=options["timeout"])).anyio_stream)
         except (OSError, EOFError, UnicodeError, SocksError) as error:
             raise httpcore2.ConnectError(str(error)) from error
 
