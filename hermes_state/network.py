@@ -152,7 +152,7 @@ class NetworkSettings:
             try:
                 return parsed_proxy(variables[name]) if name in variables else None
             except ValueError as error:
-                raise ConfigError(f"{name.upper()}_PROXY {error}. Or set network.proxy") from None
+                raise ConfigError(f"{name.upper()}_PROXY {error}. Correct it, or set network.proxy") from None
 
         return proxy_for
 
