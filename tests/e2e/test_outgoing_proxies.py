@@ -143,7 +143,7 @@ async def test_a_proxy_that_does_not_answer_is_named_without_its_password(world:
         await world.gateway.wait_for_log(event)
     assert "check network.proxy" in world.gateway.log_text()
     _, doctor = await world.command_line("doctor", "--online")
-    assert doctor.count("check network.proxy") == 2, doctor
+    assert doctor.count("check network.proxy") == 3, doctor
     assert PASSWORD not in doctor + world.gateway.log_text()
 
 

@@ -305,7 +305,7 @@ class _SocksBackend(httpcore2.AnyIOBackend):
         try:
             return AnyIOStream((await self._proxy.connect(host, port, timeout=options["timeout"])).anyio_stream)
         except (OSError, EOFError, UnicodeError, SocksError) as error:
-            raise httpcore2.ConnectError(str(error)) from error
+            raise httpcore2.ConnectError(str(error.__cause__ or error)) from error
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
