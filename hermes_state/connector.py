@@ -27,7 +27,7 @@ TUNNEL_SECONDS: Final = 30.0
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
     """Return the shared TLS context. Creating another would block the event loop for 20 ms and use a megabyte."""
-    return ssl.create_default_context()  # httpx2's own would import another transport
+    return ssl.create_default_context()  # httpx2's own function would import another transport
 
 
 class ProxyFault(aiohttp.ClientProxyConnectionError):
