@@ -12,9 +12,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE := gateway platforms agent hermes_state tests bench examples
 ARGS ?=
 # Optional packages that were installed once are kept up to date.
-EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
+EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-documents $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures texts walk screenshots catalog crash chaos months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster documents mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures texts walk screenshots catalog crash chaos months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,11 @@ $(VENV)/.installed-cluster: $(VENV)/.installed requirements/cluster.txt
 	@$(PIP_INSTALL) --require-hashes -r requirements/cluster.txt
 	@touch $@
 
+$(VENV)/.installed-documents: $(VENV)/.installed requirements/documents.txt
+	@echo "installing the PDF reader"
+	@$(PIP_INSTALL) --require-hashes -r requirements/documents.txt
+	@touch $@
+
 $(VENV)/.installed-mcp: $(VENV)/.installed requirements/mcp.txt
 	@echo "installing the MCP SDK"
 	@$(PIP_INSTALL) --require-hashes -r requirements/mcp.txt
@@ -59,6 +64,8 @@ setup: $(VENV)/.installed-dev ## create .venv with everything for development
 anthropic: $(VENV)/.installed-anthropic ## install the SDK for `model.protocol: anthropic`
 
 cluster: $(VENV)/.installed-cluster ## install the drivers for `store.url: postgresql://…` and `attachments.url: s3://…`
+
+documents: $(VENV)/.installed-documents ## install the reader for PDF files that people send
 
 mcp: $(VENV)/.installed-mcp ## install the SDK for `mcp.servers`
 
@@ -180,7 +187,7 @@ LOCK = UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS)
 lock: ## resolve all dependencies and pin them with hashes in requirements/*.txt (needs uv)
 	@command -v uv >/dev/null || { echo "uv is needed to resolve the requirements: pipx install uv" >&2; exit 1; }
 	@$(LOCK) -o requirements/base.txt pyproject.toml requirements/build.in
-	@for name in anthropic cluster mcp dev bench; do \
+	@for name in anthropic cluster documents mcp dev bench; do \
 		$(LOCK) -o requirements/$$name.txt requirements/$$name.in || exit; done
 LOCK_OPTIONS := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --strip-extras --no-annotate
 

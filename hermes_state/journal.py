@@ -32,6 +32,7 @@ from hermes_state.transcripts import (
     SCHEDULED_NOTE,
     TRANSCRIBED_NOTE,
     NewMessage,
+    append_part,
     append_to_tip,
     load_message,
     show_instead,
@@ -50,6 +51,7 @@ from hermes_state.turns import (
 from hermes_state.values import (
     AttachmentId,
     ChatId,
+    Document,
     EndReason,
     InboxId,
     InputKind,
@@ -79,6 +81,8 @@ class PreparedMessage:
 
     body: MessageBody = EMPTY_BODY
     attachment_ids: tuple[AttachmentId, ...] = ()
+    parts: tuple[MessageId, ...] = ()
+    """Rows of `store_part`, which become parts of this message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,31 @@ def start_turn(
     turn_id, lineage_id = _insert_turn(db, chat_id, starter.sender_ref, now)
     _bind(db, turn_id, lineage_id, rows, prepared, now)
     return load_running(db, turn_id)
+
+
+@locks(chat="chat_id")
+def store_part(db: Connection, chat_id: ChatId, row: InboxRow, part: Document, now: Millis) -> MessageId:
+    """Store a part of a long document that the model does not see, but can search and open.
+
+    Each part has its own transaction, because indexing takes time. `start_turn` makes it a part of its message.
+    """
+    new = NewMessage(
+        role=MessageRole.USER,
+        origin=Origin.HUMAN,
+        text=None,
+        body=MessageBody(documents=(part,)),
+        sender_ref=row.sender_ref,
+        sender_name=row.sender_name,
+    )
+    return append_part(db, ensure_active(db, chat_id, now).id, new, row.sent_at)
+
+
+@locks(chat="chat_id")
+def remove_unbound_parts(db: Connection, chat_id: ChatId) -> None:
+    """Delete parts of messages whose turn was never started, because of a crash or because they were withdrawn."""
+    query = """DELETE FROM messages WHERE session_id = (SELECT active_session_id FROM chats WHERE id = ?)
+    AND seq < 0 AND indexed = 1 AND replaces_id IS NULL"""
+    db.execute(query, (chat_id,))
 
 
 def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxId, RunningTurn] | None:
@@ -176,6 +205,9 @@ def _store_human_row(
 ) -> None:
     said = _human_row(db, row, turn_id, ready.body)
     message_id = append_to_tip(db, lineage_id, said, row.sent_at, ", last_human_at = ?", now).id
+    bound = [(message_id, part) for part in ready.parts]
+    if bound:
+        db.executemany("UPDATE messages SET replaces_id = ? WHERE id = ?", bound)
     quote = row.payload.quote
     quoted = quote.message_ref if quote is not None and not quote.is_from_bot else ""
     for part, ref in enumerate((row.message_ref, quoted) if row.kind is InboxKind.MESSAGE else ()):

@@ -84,6 +84,10 @@ _TAKE_SEQ = """
 UPDATE sessions SET next_seq = next_seq + 1, message_count = message_count + 1{}
 WHERE id = {} RETURNING id, chat_id, lineage_id, next_seq - 1
 """
+# Purpose: reserve the next negative `seq` of a session.
+_TAKE_VIEW_SEQ = """
+UPDATE sessions SET next_view_seq = next_view_seq - 1 WHERE id = ? RETURNING id, chat_id, lineage_id, next_view_seq + 1
+"""
 # Purpose: insert a row of the transcript.
 _INSERT = f"""
 INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, body, sender_ref, sender_name,
@@ -116,20 +120,29 @@ def append_view_row(
     db: Connection, session_id: SessionId, new: NewMessage, replaces: MessageId | None, now: Millis
 ) -> MessageId:
     """Store a row that exists only in a view (a handoff, a stub). It has a negative `seq` and is not searchable."""
-    take = """UPDATE sessions SET next_view_seq = next_view_seq - 1
-    WHERE id = ? RETURNING id, chat_id, lineage_id, next_view_seq + 1"""
-    return _insert(db, take, (session_id,), new, replaces, now).id
+    return _insert(db, _TAKE_VIEW_SEQ, (session_id,), new, replaces, now, is_indexed=False).id
+
+
+def append_part(db: Connection, session_id: SessionId, new: NewMessage, now: Millis) -> MessageId:
+    """Store a row that the model does not see, but can search and open. It has a negative `seq`."""
+    return _insert(db, _TAKE_VIEW_SEQ, (session_id,), new, None, now).id
 
 
 def _insert(
-    db: Connection, take: str, values: Sequence[object], new: NewMessage, replaces: MessageId | None, now: Millis
+    db: Connection,
+    take: str,
+    values: Sequence[object],
+    new: NewMessage,
+    replaces: MessageId | None,
+    now: Millis,
+    *,
+    is_indexed: bool = True,
 ) -> Message:
     taken = db.execute(take, values).fetchone()
     if taken is None:
         raise SessionNotFound(f"no session {values[-1]}")
     body = None if new.body == EMPTY_BODY else _encode_body(new.body).decode()
     owner_id, chat_id, lineage_id, seq = taken
-    is_indexed = seq > 0
     parameters = (
         *(owner_id, chat_id, lineage_id, seq, new.role, new.origin, new.text, body),
         *(new.sender_ref, new.sender_name, new.turn_id, new.inbox_id, new.tool_call_id, new.tool_name),

@@ -5,13 +5,14 @@ identical byte for byte. An empty copy marks an original that cannot be scaled.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from agent.workers import run_worker
+from hermes_state.attachments import StoredFile
 from hermes_state.files.folder import AttachmentFolder
 
 log = structlog.get_logger()
@@ -79,6 +80,21 @@ class ImageScaler:
             return None
         await self.keep(path, limits, data)
         return data or None
+
+    async def store(self, data: bytes, name: str) -> StoredFile:
+        """Store a JPEG image that is within the default limits as a file and as its own copy. Raises `OSError`."""
+
+        def run() -> StoredFile:
+            fetched = self._files.new_file()
+            try:
+                fetched.write_bytes(data)
+                return self._files.keep(fetched, name, "image/jpeg")
+            finally:
+                fetched.unlink(missing_ok=True)
+
+        file = await asyncio.to_thread(run)
+        await self.keep(file.path, ImageLimits(), data)
+        return replace(file, size_bytes=2 * len(data))
 
     async def keep(self, path: str, limits: ImageLimits, data: bytes) -> None:
         """Store a copy. If that fails, for example because the disk is full, the copy is made again the next time."""

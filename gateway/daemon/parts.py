@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from agent.documents.reading import DocumentReader
 from agent.images.scaling import ImageScaler
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.files.workspace import WorkspaceStore
@@ -81,6 +82,7 @@ class Parts:
         self.is_shared = not isinstance(store, SqliteStore)
         """True if other nodes can use the same database."""
         self.clock = clock = SystemClock()
+        self.documents = DocumentReader()
         self.scaler, self.state, self.gates = ImageScaler(files), NodeState(), GateRegistry()
         self.approval_timer, self.schedule_timer = Timer("approvals", 300.0), Timer("schedules", LOOK_SECONDS)
         self.deletion_timer = Timer("deletions", 300.0)
@@ -148,6 +150,7 @@ class Parts:
             servers=ServerRegistry(images, clock, lambda text: live.redactor()(text)),
             sending=FileDelivery(files=files, max_bytes=self.adapters.max_file_bytes, deliver=deliver, clock=clock),
             scaler=self.scaler,
+            documents=self.documents,
             reschedule=self.schedule_timer.wake,
         )
 
@@ -204,6 +207,7 @@ class Parts:
                 delivery=self.delivery,
                 transcriber=self.transcriber,
                 scaler=self.scaler,
+                documents=self.documents,
                 clock=self.clock,
                 files=self.files,
                 workspaces=self.tools.workspaces,

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from agent.documents.reading import DocumentReader
 from agent.images.scaling import ImageScaler
 from agent.settings import WebSettings
 from agent.tools.files.file_tools import ImageReader, file_tools
@@ -35,13 +36,16 @@ class BuiltInTools:
     servers: ServerRegistry
     sending: FileDelivery
     scaler: ImageScaler
+    documents: DocumentReader = field(default_factory=DocumentReader)
     reschedule: Callable[[], None]
 
     def make(self, loaded: LoadedConfig) -> tuple[Tool, ...]:
         """Return new tools. At each call, they read the current configuration, except for the image size."""
         live, workspaces, files, clock = self.live, self.workspaces, self.sending.files, self.sending.clock
         max_bytes = loaded.config.attachments.max_bytes
-        images = ImageReader(files=files, max_bytes=max_bytes, scaler=self.scaler, clock=clock)
+        images = ImageReader(
+            files=files, max_bytes=max_bytes, scaler=self.scaler, clock=clock, documents=self.documents
+        )
         return (
             *file_tools(workspaces, images),
             search_files_tool(workspaces),

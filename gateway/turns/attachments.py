@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import structlog
 
+from agent.documents.reading import MAX_CHARACTERS, DocumentReader, DocumentText, parts_of, store_images
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
 from agent.tools.files.workspace import WorkspaceHandle, WorkspaceStore
 from gateway.config import LoadedConfig
@@ -22,7 +23,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.turns import file_kinds
 from gateway.turns.file_kinds import RECORDINGS, AttachmentError
 from gateway.turns.transcription import TranscriptionHandler
-from hermes_state import attachments, inbox, outbox
+from hermes_state import attachments, inbox, journal, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError, ToolError
@@ -47,6 +48,7 @@ from hermes_state.values import (
     IncomingAttachment,
     MessageBody,
     Millis,
+    recall_id,
 )
 from platforms.base import PlatformAdapter
 
@@ -54,6 +56,12 @@ log = structlog.get_logger()
 
 MAX_TEXT_CHARS = 50_000
 """Maximum number of characters of a text document that are added to the turn. Tools can read the whole document."""
+PART_CHARS = 100_000
+"""Maximum number of characters of each stored part after the beginning of a document. The search index covers twice as
+many characters of a message.
+"""
+MAX_PAGE_IMAGES = 4
+"""Maximum number of scanned pages that are added to the turn. Tools can open the others."""
 FETCH_ATTEMPTS = 3
 
 T = TypeVar("T")
@@ -73,6 +81,8 @@ def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
 @dataclass(slots=True)
 class _ReadResult:
     documents: list[Document] = field(default_factory=list)
+    parts: list[Document] = field(default_factory=list)
+    """Rest of long documents, which are stored but not shown to the model."""
     images: list[Image] = field(default_factory=list)
     ids: list[AttachmentId] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
@@ -109,6 +119,7 @@ class AttachmentHandler:
     scaler: ImageScaler
     clock: Clock
     files: AttachmentFolder
+    documents: DocumentReader = field(default_factory=DocumentReader)
     workspaces: WorkspaceStore | None = None
     """Workspaces of the file tools, or None if there are no file tools."""
 
@@ -121,7 +132,7 @@ class AttachmentHandler:
             return {}
         chat = await self.store.read(load_chat, chat_id)
         prepared: dict[InboxId, PreparedMessage] = {}
-        is_whole = True
+        is_whole, has_parts = True, False
         for row in rows:
             if not row.payload.attachments:
                 continue
@@ -131,13 +142,24 @@ class AttachmentHandler:
                 await self.store.write(_notify_sender, row, gathered, not is_useful, self.clock.now())
                 self.delivery.wake(chat_id)
             is_whole = is_whole and is_useful
+            if gathered.parts and not has_parts:
+                await self.store.write(journal.remove_unbound_parts, chat_id)
+                has_parts = True
+            parts = [
+                await self.store.write(journal.store_part, chat_id, row, part, self.clock.now())
+                for part in gathered.parts
+            ]
+            if parts:
+                named = zip(parts, gathered.parts, strict=True)
+                ids = ", ".join(f"{recall_id(part_id)} ({part.name})" for part_id, part in named)
+                gathered.note(f"not shown to you, but found by history_search and opened by history_open: {ids}")
             body = MessageBody(
                 documents=tuple(gathered.documents),
                 images=tuple(gathered.images),
                 notes=tuple(gathered.notes),
                 other_files=tuple(gathered.not_stored),
             )
-            prepared[row.id] = PreparedMessage(body=body, attachment_ids=tuple(gathered.ids))
+            prepared[row.id] = PreparedMessage(body=body, attachment_ids=tuple(gathered.ids), parts=tuple(parts))
         return prepared if is_whole else None
 
     async def _gather(self, chat: Chat, row: InboxRow) -> _ReadResult:
@@ -173,19 +195,48 @@ class AttachmentHandler:
         file_kinds.refuse_large(attachment, limit)
         use = partial(self._use, chat=chat, attachment=attachment, sees_images=sees_images, gathered=gathered)
         file, found = await self._fetch(chat.key, attachment, limit, use)
-        if file is None:
+        if file is None or found is None:
             return
         attachment_id = await self.store.write(attachments.insert, chat.id, file, self.clock.now())
         gathered.ids.append(attachment_id)
         if isinstance(found, str):
             gathered.images.append(Image(attachment_id=attachment_id, mime=found, path=file.path))
             return
-        assert isinstance(found, Document)
-        gathered.documents.append(found)
-        if found.was_truncated:
-            gathered.hints.append(
-                f"“{file_kinds.quoted_name(attachment)}” is long, so I only read the first {len(found.text):,} "
-                "characters. To show me more, send the rest as a separate file."
+        await self._add_document(chat, attachment, found, gathered)
+
+    async def _add_document(
+        self, chat: Chat, attachment: IncomingAttachment, found: DocumentText, gathered: _ReadResult
+    ) -> None:
+        """Add the beginning of a document to the turn, and its rest to the stored parts."""
+        name = file_kinds.quoted_name(attachment)
+        pieces = await asyncio.to_thread(list, parts_of(found.text, MAX_TEXT_CHARS, PART_CHARS)) or [("", "")]
+        is_read = found.done >= found.total and len(found.text) < MAX_CHARACTERS
+        is_cut = len(pieces) > 1 or not is_read
+        gathered.documents.append(Document(name=attachment.name, text=pieces[0][0], was_truncated=is_cut))
+        gathered.parts += [
+            Document(name=", ".join(filter(None, (name, pages or f"part {number}"))), text=text)
+            for number, (text, pages) in enumerate(pieces[1:], start=2)
+        ]
+        if is_cut:
+            whole = "the rest" if is_read else "the next pages" if found.total else "the next part"
+            beginning = f"“{name}” is long, so I read the first {len(pieces[0][0]):,} characters now"
+            search = f" and can search {whole}" if len(pieces) > 1 else ""
+            gathered.hints.append(f"{beginning}{search}.")
+        if not is_read:
+            gathered.note(f"only {found.unit} 1-{found.done} of {found.total or 'more'} of “{name}” could be stored")
+        try:
+            images = await store_images(found, name, chat.id, self.scaler, self.store, self.clock)
+        except OSError as error:
+            log.warning("attachment.not_stored", error=type(error).__name__)
+            images = ()
+        gathered.images += images
+        gathered.ids += [AttachmentId(image.attachment_id) for image in images]
+        if found.scans:
+            shown = ", ".join(str(one.number) for one in found.images) if images else ""
+            scans = ", ".join(map(str, found.scans[:20])) + (", …" if len(found.scans) > 20 else "")
+            gathered.note(
+                f"these pages of “{name}” are pictures: {scans}"
+                + (f"; shown as images: {shown}; read_file opens others" if shown else "; you cannot see them")
             )
 
     async def _sees_images(self, chat: Chat) -> bool:
@@ -229,12 +280,12 @@ class AttachmentHandler:
 
     async def _use(
         self, fetched: Path, *, chat: Chat, attachment: IncomingAttachment, sees_images: bool, gathered: _ReadResult
-    ) -> tuple[StoredFile, Document | str] | tuple[None, None]:
+    ) -> tuple[StoredFile, DocumentText | str] | tuple[None, None]:
         """Copy a fetched file to the workspace and read it. Return `(None, None)` if only tools can use it."""
         is_there = await self._put_into_workspace(fetched, chat, attachment, gathered)
         try:
             file_kinds.refuse_unusable(attachment, sees_images=sees_images)
-            return await self._take_in(fetched, attachment=attachment, sees_images=sees_images)
+            return await self._take_in(fetched, chat=chat, attachment=attachment, sees_images=sees_images)
         except AttachmentError as error:
             if not is_there:
                 raise
@@ -266,17 +317,21 @@ class AttachmentHandler:
         return True
 
     async def _take_in(
-        self, fetched: Path, *, attachment: IncomingAttachment, sees_images: bool
-    ) -> tuple[StoredFile, Document | str]:
-        """Read a fetched file and store it. Return the document of a text file, or the MIME type of an image.
+        self, fetched: Path, *, chat: Chat, attachment: IncomingAttachment, sees_images: bool
+    ) -> tuple[StoredFile, DocumentText | str]:
+        """Read a fetched file and store it. Return the text of a document, or the MIME type of an image.
 
         Unusable files are not stored, because nothing would remove them later.
         """
         is_image = attachment.kind is AttachmentKind.IMAGE
         no_image = None if is_image else AttachmentError(file_kinds.unreadable(attachment, sees_images=sees_images))
+        if file_kinds.is_document(attachment):
+            max_images = MAX_PAGE_IMAGES if sees_images else 0
+            text = await file_kinds.read_document(self.documents, fetched, attachment, chat.id, max_images)
+            return await self._keep(fetched, attachment), text
         if file_kinds.is_text(attachment):
             try:
-                document = await asyncio.to_thread(file_kinds.read_text, fetched, attachment, MAX_TEXT_CHARS)
+                document = await asyncio.to_thread(file_kinds.read_text, fetched, attachment)
                 return await self._keep(fetched, attachment), document
             except AttachmentError as error:
                 if not sees_images:

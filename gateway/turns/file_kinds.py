@@ -4,11 +4,14 @@ Unusable files are refused immediately, because a provider that refuses an image
 in that conversation.
 """
 
+import asyncio
 import re
 from pathlib import Path, PurePath
 
+from agent.documents.reading import MAX_CHARACTERS, DocumentReader, DocumentText, UnreadableDocumentError
+from agent.documents.reading import is_document as names_document
 from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, UnreadableImageError
-from hermes_state.values import AttachmentKind, Document, IncomingAttachment
+from hermes_state.values import AttachmentKind, ChatId, IncomingAttachment
 
 NAME_CHARACTERS = 80
 """Maximum length of a file name in a reply, in characters."""
@@ -43,7 +46,7 @@ class AttachmentError(Exception):
 
 def refuse_unusable(attachment: IncomingAttachment, *, sees_images: bool) -> None:
     """Raise `AttachmentError` if the file is known to be unusable before it is fetched."""
-    if not is_text(attachment) and not (sees_images and may_be_image(attachment)):
+    if not is_text(attachment) and not is_document(attachment) and not (sees_images and may_be_image(attachment)):
         sentence = UNSUPPORTED_SENTENCES.get(attachment.kind)
         raise AttachmentError(sentence or unreadable(attachment, sees_images=sees_images))
 
@@ -56,6 +59,11 @@ def is_text(attachment: IncomingAttachment) -> bool:
     if mime.startswith(TEXT_MIME_PREFIXES) or mime in TEXT_MIMES:
         return True
     return PurePath(name).suffix in TEXT_SUFFIXES or name in ("dockerfile", "makefile", "readme", "license")
+
+
+def is_document(attachment: IncomingAttachment) -> bool:
+    """Return True if the name or MIME type is that of a PDF, Office or HTML file."""
+    return attachment.kind is AttachmentKind.DOCUMENT and names_document(attachment.name, attachment.mime)
 
 
 def may_be_image(attachment: IncomingAttachment) -> bool:
@@ -76,8 +84,8 @@ def refuse_large(attachment: IncomingAttachment, max_bytes: int) -> None:
         raise AttachmentError(too_large(attachment, max_bytes))
 
 
-def read_text(path: Path, attachment: IncomingAttachment, max_characters: int) -> Document:
-    """Return the beginning of a fetched text file. Raises `AttachmentError` if the file is not text."""
+def read_text(path: Path, attachment: IncomingAttachment) -> DocumentText:
+    """Return the text of a fetched text file. Raises `AttachmentError` if the file is not text."""
     data, name = path.read_bytes(), quoted_name(attachment)
     no_text = AttachmentError(f"I cannot read the text in “{name}”. Please save it as UTF-8, or paste the text here.")
     try:
@@ -89,7 +97,18 @@ def read_text(path: Path, attachment: IncomingAttachment, max_characters: int) -
             raise no_text from error
     if "\0" in text:
         raise no_text
-    return Document(name=attachment.name, text=text[:max_characters], was_truncated=len(text) > max_characters)
+    return DocumentText(text=text[:MAX_CHARACTERS])
+
+
+async def read_document(
+    reader: DocumentReader, path: Path, attachment: IncomingAttachment, chat_id: ChatId, max_images: int
+) -> DocumentText:
+    """Return the text of a fetched PDF, Office or HTML file. Raises `AttachmentError`."""
+    with await asyncio.to_thread(path.open, "rb") as file:
+        try:
+            return await reader.read(file, attachment.name, chat_id, max_images=max_images)
+        except UnreadableDocumentError as error:
+            raise AttachmentError(f"I cannot read “{quoted_name(attachment)}”: {error}.") from error
 
 
 async def scaled_image(

@@ -99,11 +99,14 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Looku
 
 
 def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | None) -> LookupResult:
-    query = "SELECT session_id, seq FROM messages WHERE id = ? AND seq > 0"
-    for session_id, seq in db.execute(query, (message_id,)).fetchall():
+    # A part of a long document is shown as the message that it came with.
+    query = """SELECT m.id, m.session_id, m.seq FROM messages named JOIN messages m
+      ON m.id = CASE WHEN named.seq < 0 AND named.indexed = 1 THEN named.replaces_id ELSE named.id END
+    WHERE named.id = ? AND m.seq > 0"""
+    for shown_id, session_id, seq in db.execute(query, (message_id,)).fetchall():
         session = load_session(db, session_id)
         if within in (None, session.chat_id):
-            return LookupResult(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=seq)
+            return LookupResult(chat_id=session.chat_id, session=session, message_id=shown_id, message_seq=seq)
     raise LookupRejected(LookupReason.MESSAGE_NOT_FOUND, recall_id(message_id))
 
 

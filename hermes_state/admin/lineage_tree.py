@@ -38,7 +38,7 @@ def load_nodes(db: Connection, chat_id: ChatId, limit: int) -> list[LineageNode]
 
 def find_session_of(db: Connection, chat_id: ChatId, message_id: MessageId) -> SessionId | None:
     """Return the session in which a message of this chat was written, or None if the chat has no such message."""
-    query = "SELECT session_id FROM messages WHERE id = ? AND chat_id = ? AND seq > 0"
+    query = "SELECT session_id FROM messages WHERE id = ? AND chat_id = ? AND (seq > 0 OR indexed = 1)"
     return scalar_or_none(db, SessionId, query, (message_id, chat_id))
 
 

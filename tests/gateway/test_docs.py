@@ -329,17 +329,19 @@ async def test_the_python_example_prints_the_newest_conversation(
 
 def test_requirements_hold_what_the_project_names() -> None:
     project = tomllib.loads(read("pyproject.toml"))["project"]
-    anthropic, cluster, mcp, development = (
+    anthropic, cluster, documents, mcp, development = (
         [line for line in read(f"requirements/{name}.in").splitlines() if line and line[0] not in "#-"]
-        for name in ("anthropic", "cluster", "mcp", "dev")
+        for name in ("anthropic", "cluster", "documents", "mcp", "dev")
     )
-    assert project["optional-dependencies"] == {"anthropic": anthropic, "cluster": cluster, "mcp": mcp}
+    extras = {"anthropic": anthropic, "cluster": cluster, "documents": documents, "mcp": mcp}
+    assert project["optional-dependencies"] == extras
     for name, wanted in (
         ("requirements/base.txt", project["dependencies"]),
         ("requirements/anthropic.txt", anthropic),
         ("requirements/cluster.txt", cluster),
+        ("requirements/documents.txt", documents),
         ("requirements/mcp.txt", mcp),
-        ("requirements/dev.txt", [*anthropic, *cluster, *mcp, *development]),
+        ("requirements/dev.txt", [*anthropic, *cluster, *documents, *mcp, *development]),
     ):
         pinned = dict(re.findall(r"^([a-z0-9][^\s=]*)==([^\s;]+)", read(name), re.MULTILINE))
         for line in wanted:
@@ -350,7 +352,7 @@ def test_requirements_hold_what_the_project_names() -> None:
 
 
 def test_requirements_have_hashes_and_no_index_address() -> None:
-    for name in ("base", "anthropic", "cluster", "mcp", "dev", "bench"):
+    for name in ("base", "anthropic", "cluster", "documents", "mcp", "dev", "bench"):
         text = read(f"requirements/{name}.txt")
         pins = re.findall(r"^[a-z0-9][^\s=]*==[^\s;]+.*?(?=^[a-z0-9#]|\Z)", text, re.MULTILINE | re.DOTALL)
         assert pins

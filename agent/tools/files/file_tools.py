@@ -6,14 +6,16 @@ import difflib
 import io
 import itertools
 import mimetypes
+import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TextIO, TypeAlias, TypeVar
 
 from msgspec import Meta
 
+from agent.documents.reading import MAX_PAGE, DocumentReader, UnreadableDocumentError, starts_document, store_images
 from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, UnreadableImageError, mime_of
 from agent.memory.sections import CONTEXT_FILES
 from agent.tools.approvals import fenced, inline
@@ -33,6 +35,8 @@ _LINE_CHARACTERS = 2_000
 """Maximum number of characters to show of each line. The argument `column` shows later parts of a line."""
 _PIECE = 65_536
 _MAX_LISTED = 500
+MAX_PAGE_IMAGES = 8
+"""Maximum number of scanned pages in a result. Some providers do not accept more images."""
 _PLAIN_QUOTES = {
     ord(odd): plain
     for plain, odds in {'"': "\u201c\u201d\u201e\u00ab\u00bb", "'": "\u2018\u2019\u201a\u00b4`"}.items()
@@ -51,6 +55,7 @@ class _Read(Arguments, frozen=True):
     column: Annotated[
         int, Meta(ge=1, description="Character at which to start in the first line, if that line is very long.")
     ] = 1
+    pages: Annotated[str, Meta(description="Pages of a PDF or Office file, such as 7-9. Empty: all.")] = ""
 
 
 class _Write(Arguments, frozen=True):
@@ -81,7 +86,8 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
     }
 
     @tool(
-        description="Read a text file or picture in the workspace, or a stored result by id, with line numbers.",
+        description="Read a text file, PDF, Office file or picture in the workspace, or a stored result by id, with "
+        "line numbers.",
         effect=ToolEffect.READ_ONLY,
         is_persisted=False,
     )
@@ -95,6 +101,11 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
         parts, workspace = parse_path(asked.path), workspaces.of(context.chat_id)
         if images is not None and (picture := await images.read(workspace, parts, context)) is not None:
             return picture
+        if (
+            images is not None
+            and (document := await images.read_document(workspace, parts, asked, context)) is not None
+        ):
+            return document
         return await asyncio.to_thread(_read, workspace, parts, asked, room)
 
     @tool(
@@ -305,7 +316,18 @@ def _list(workspace: WorkspaceHandle, parts: PathParts, depth: int) -> str:
     return "\n".join([f"Files with sizes in bytes, and folders{more}:", *rows])
 
 
-# ---- pictures
+def _page_range(pages: str) -> tuple[int, int]:
+    """Return the first and the last page of a range such as `7-9` or `7`."""
+    found = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{0,6})\s*)?", pages)
+    if not pages.strip():
+        return 1, MAX_PAGE
+    if found is None or int(found[1]) < 1:
+        raise ToolError("pages must be a page or a range, such as 7 or 7-9")
+    first = int(found[1])
+    return first, max(first, int(found[2] or MAX_PAGE) if found[2] is not None else first)
+
+
+# ---- pictures and documents
 
 _PICTURE = re.compile(
     rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*|\0\0\x01\0|\0\0\0\x0cjP  |"
@@ -327,6 +349,33 @@ class ImageReader:
     """Size limit of a picture."""
     scaler: ImageScaler
     clock: Clock
+    documents: DocumentReader = field(default_factory=DocumentReader)
+
+    async def read_document(
+        self, workspace: WorkspaceHandle, parts: PathParts, asked: _Read, context: ToolContext
+    ) -> ToolReply | None:
+        """Return pages of a PDF or Office file, or None if the file is of another kind. Raises `ToolError`."""
+        path, first, last = "/".join(parts), *_page_range(asked.pages)
+        is_first = asked.offset == asked.column == 1
+        most = MAX_PAGE_IMAGES if context.sees_images and is_first else 0
+        with ExitStack() as stack:
+            file = await asyncio.to_thread(stack.enter_context, workspace.open_file(parts))
+            if not starts_document(await asyncio.to_thread(os.pread, file.fileno(), 1_024, 0), path):
+                return None
+            try:
+                found = await self.documents.read(file, path, context.chat_id, first=first, last=last, max_images=most)
+            except UnreadableDocumentError as error:
+                raise ToolError(f"{shown(path)} cannot be read: {error}") from error
+        text = await asyncio.to_thread(
+            _excerpt, io.StringIO(found.text), path, asked, room=min(40_000, context.result_size)
+        )
+        if found.done < min(last, found.total):
+            text += f"\n[continue with pages {found.done + 1}-{found.total}]"
+        try:
+            images = await store_images(found, parts[-1], context.chat_id, self.scaler, context.store, self.clock)
+        except OSError as error:
+            raise ToolError(f"the pages cannot be shown now: {error.strerror or error}") from error
+        return ToolReply(text=text, images=images)
 
     async def read(self, workspace: WorkspaceHandle, parts: PathParts, context: ToolContext) -> str | ToolReply | None:
         """Return a picture, or a note for a model without image input, or None if the file is not a picture.

@@ -11,11 +11,21 @@ import pytest
 
 from agent.settings import WorkspaceSettings
 from agent.tools.files.workspace import WorkspaceStore
-from gateway.turns.attachments import MAX_TEXT_CHARS
+from gateway.turns.attachments import MAX_TEXT_CHARS, PART_CHARS
+from hermes_state.admin.lineage_queries import find_place
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.values import AttachmentKind, Document, IncomingAttachment
+from hermes_state.transcripts import NewMessage, append_part
+from hermes_state.values import (
+    AttachmentKind,
+    Document,
+    IncomingAttachment,
+    MessageRole,
+    Millis,
+    Origin,
+    SessionId,
+)
 from platforms.base import AdapterState
 from tests.gateway.helpers import DIRECT, Serve, TestGateway, eventually
 from tests.pictures import picture
@@ -389,3 +399,16 @@ async def test_without_file_tools_an_unreadable_file_is_refused(serve: Serve, tm
         await send(gateway, file("a.txt"), b"words")
         assert noted(gateway) == ()
     assert received(tmp_path) == {}
+
+
+async def test_parts_left_by_a_crash_are_replaced(gateway: TestGateway) -> None:
+    await send(gateway, file(), b"short")
+    new = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="lost")
+    lost = await gateway.store.write(append_part, SessionId(1), new, Millis(1))
+    await send(gateway, file(), b"x" * (MAX_TEXT_CHARS + PART_CHARS + 1))
+    parts = await gateway.rows("SELECT id, replaces_id FROM messages WHERE seq < 0 ORDER BY id")
+    owners = await gateway.rows("SELECT max(id) FROM messages WHERE origin = 'human' AND seq > 0")
+    assert [owner for _, owner in parts] == [owners[0][0]] * 2
+    assert lost not in [part for part, _ in parts]
+    place = await gateway.store.read(find_place, f"m{parts[0][0]}")
+    assert place.message_id == owners[0][0]
