@@ -210,7 +210,7 @@ class AttachmentHandler:
         """Add the beginning of a document to the turn, and its rest to the stored parts."""
         name = file_kinds.quoted_name(attachment)
         pieces = await asyncio.to_thread(list, parts_of(found.text, MAX_TEXT_CHARS, PART_CHARS)) or [("", "")]
-        is_read = found.done >= found.total and len(found.text) < MAX_CHARACTERS
+        is_read = len(found.text) < MAX_CHARACTERS and (not found.unit or found.done >= found.total > 0)
         is_cut = len(pieces) > 1 or not is_read
         gathered.documents.append(Document(name=attachment.name, text=pieces[0][0], was_truncated=is_cut))
         gathered.parts += [
