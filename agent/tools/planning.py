@@ -65,7 +65,7 @@ def _change(
             raise ToolError(f"there is no item {number}; omit the id to add an item. {shown(list(known.values()))}")
         text = " ".join((change.text or (before.text if before is not None else "")).split())
         if not 0 < len(text) <= MAX_TEXT_CHARACTERS:
-            raise ToolError(f"item {number} needs a text of 1 to {MAX_TEXT_CHARACTERS} characters")
+            raise ToolError(f"the text of item {number} must be 1 to {MAX_TEXT_CHARACTERS} characters long")
         state = change.state or (before.state if before is not None else TodoState.PENDING)
         items[number] = TodoRow(id=number, text=text, state=state)
     if len(items) > MAX_ITEMS:

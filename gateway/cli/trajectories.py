@@ -209,14 +209,14 @@ def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) ->
 
 @trajectories.command("show")
 def show_one(source: _Source, number: _Number = 1) -> None:
-    """Show the conversation on line N of IN."""
+    """Show the conversation on line N of the file IN."""
     for index, turn in enumerate(_find(source, number).turns, start=1):
         echo(f"── {index} {turn.role}\n{turn.text}\n")
 
 
 @trajectories.command()
 def replay(source: _Source, number: _Number = 1) -> None:
-    """Print the conversation on line N of IN as people and the agent saw it."""
+    """Print the conversation on line N of the file IN as users and the agent saw it."""
     for lines in replayed(_find(source, number)):
         echo(lines)
 

@@ -136,7 +136,7 @@ async def _drain(parts: Parts) -> None:
     parts.titles.stop()
     seconds = parts.live.config.lifecycle.drain_seconds
     turns = len(parts.lanes.active)
-    log.info("daemon.draining", turns=turns, seconds=seconds, hint="a second signal ends it at once")
+    log.info("daemon.draining", turns=turns, seconds=seconds, hint="a second signal ends it immediately")
     if not await run_until(parts.signals.stopping_now, _drain_within(parts, seconds)):
         await _drain_within(parts, 0.0)
 

@@ -58,8 +58,8 @@ RENDERED_AT_ONCE = 500
 MAX_PARTS = 20
 """Maximum number of messages per reply. If a reply needs more, the last message contains the whole reply as a file."""
 REST_LEFT_OUT = (
-    "The rest is too long for messages, and I cannot attach a file here. It is saved, so I can send it to you in "
-    "smaller pieces. The owner of this bot can read it with `hermes-gateway history`."
+    "The rest is too long to send as messages, and I cannot attach a file here. It is saved, so I can send it to you "
+    "in smaller pieces. The owner of this bot can read it with `hermes-gateway history`."
 )
 _Send: TypeAlias = Callable[[], Awaitable[float | None]]
 """Sends a row. Returns the seconds to wait before the next row, or None if the chat has no other unsent rows."""

@@ -88,7 +88,7 @@ class Store(ABC):
         nothing is stored. A cancelled caller does not know the outcome, but unique keys make a retry safe.
         """
         if not self._is_open:
-            raise StoreUnavailable(f"{self.name}: the store is closed")
+            raise StoreUnavailable(f"{self.name}: the database is closed")
         if self.loss is not None:
             raise StoreBroken(self.loss)
         if self._callers_outside or len(self._queue) >= QUEUE_SIZE:
@@ -96,7 +96,7 @@ class Store(ABC):
             self._callers_outside.append(turn)
             await turn
             if not self._is_open:
-                raise StoreUnavailable(f"{self.name}: the store is closed")
+                raise StoreUnavailable(f"{self.name}: the database is closed")
         write = WriteRequest(self._loop.create_future(), fn, args, kwargs)
         if not self._queue:  # otherwise `_arrived` is already set
             self._arrived.set()

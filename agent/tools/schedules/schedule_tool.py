@@ -36,7 +36,10 @@ class _Change(Arguments, frozen=True):
 
     @property
     def spec(self) -> str:
-        """Return the time of a new schedule: `cron` or `at`. Raises `ToolError`."""
+        """Return the time of a new schedule: `cron` or `at`.
+
+        Raises `ToolError` if not exactly one is given, or `at` is not a date with a time.
+        """
         given = [one for one in (self.cron, self.at) if one is not None]
         if len(given) != 1:
             raise ToolError("add needs either cron or at")
@@ -114,11 +117,14 @@ def _change(asked: _Change, context: ToolContext, is_in_charge: bool, db: Connec
 def new_schedule(
     zone: str, chat_id: ChatId, creator: tuple[UserRef, str], spec: str, text: str, now: Millis
 ) -> NewSchedule:
-    """Return a new schedule to store. `spec`: a cron expression, or a date with a time. Raises `ToolError`."""
+    """Return a new schedule to store. `spec`: a cron expression, or a date with a time.
+
+    Raises `ToolError` if the schedule is invalid.
+    """
     if not zone:
         raise ToolError("the server's time zone is unknown: the owner of this bot needs to set agent.time_zone")
     if not 0 < len(text := text.strip()) <= MAX_TEXT_CHARACTERS:
-        raise ToolError(f"a schedule needs a text of 1 to {MAX_TEXT_CHARACTERS:,} characters")
+        raise ToolError(f"the text of a schedule must be 1 to {MAX_TEXT_CHARACTERS:,} characters long")
     spec = normalised(spec, zone)
     apart = 1_440 if is_local(spec) else parse_crontab(spec).shortest_minutes
     if apart < MIN_MINUTES:

@@ -108,7 +108,7 @@ class _Session:
                 self._prepare(self._db)
                 undo.pop_all()
         if self._has_ended or self._db is None:
-            raise psycopg.OperationalError("the store is closed")
+            raise psycopg.OperationalError("the database is closed")
         return self._db
 
     def _prepare(self, db: PostgresConnection) -> None:
@@ -188,12 +188,12 @@ class PostgresStore(Store):
         self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         if not self._is_open:
-            raise StoreUnavailable(f"{self.name}: the store is closed")
+            raise StoreUnavailable(f"{self.name}: the database is closed")
         return await self._told_of(self._reader.run(read, seconds, lambda db: fn(db, *args, **kwargs)))
 
     async def read_short(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         if not self._is_open:
-            raise StoreUnavailable(f"{self.name}: the store is closed")
+            raise StoreUnavailable(f"{self.name}: the database is closed")
         return await self._told_of(self._short_reads.run(lambda db: fn(db, *args, **kwargs)))
 
     @property

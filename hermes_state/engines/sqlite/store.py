@@ -149,7 +149,7 @@ class SqliteStore(Store):
         self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         if not self._is_open:
-            raise StoreUnavailable(f"{self.path.name}: the store is closed")
+            raise StoreUnavailable(f"{self.path.name}: the database is closed")
         reader = min(self._readers, key=lambda one: one.pending)
         reader.pending += 1
         try:

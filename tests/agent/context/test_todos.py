@@ -112,8 +112,8 @@ async def test_a_list_can_be_replaced_or_changed_item_by_item(chat: Chat) -> Non
 @pytest.mark.parametrize(
     ("items", "why"),
     [
-        ([{"text": ""}], "needs a text"),
-        ([{"text": "x" * 301}], "needs a text"),
+        ([{"text": ""}], "the text of item 2 must be 1 to 300"),
+        ([{"text": "x" * 301}], "the text of item 2 must be 1 to 300"),
         ([{"id": 9, "state": "done"}], "there is no item 9"),
         ([{"text": "x", "state": "lost"}], "Invalid enum value 'lost'"),
         (["x"], "Expected `object`"),

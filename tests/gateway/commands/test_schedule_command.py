@@ -24,7 +24,7 @@ async def gateway(serve: Serve) -> AsyncIterator[TestGateway]:
         ("add every weekday at eight: look", "Send `/schedule`"),
         ("add 8:00 look", "Send `/schedule`"),
         ("remove", "Send `/schedule`"),
-        ("add 0 8 * * mon-fri", "A schedule needs a text"),
+        ("add 0 8 * * mon-fri", "The text of a schedule must be"),
         ("add 0 8 * look at it", "'look' is not a valid month"),
         ("add 0 0 8 * * * look", "That time has six fields"),
         ("add 0 0 8 ? * * look", "That time has six fields"),

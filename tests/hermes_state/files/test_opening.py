@@ -89,7 +89,7 @@ def test_keys_without_all_rights_are_a_config_error(fake: FakeObjectStore, tmp_p
     fake.may_remove = method != "the right to remove"
     fake.faults[method] = 403
     said = refused(fake.url, fake.options, tmp_path / "cache")
-    assert f"do not allow writing, reading and deleting in {fake.url}" in said
+    assert f"do not allow the gateway to write, read and delete files in {fake.url}" in said
 
 
 def test_a_setting_that_names_nothing_is_a_config_error(fake: FakeObjectStore, tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ async def test_the_approval_question_shows_time_and_text(chat: Chat) -> None:
     [
         ({"text": "look"}, "either cron or at"),
         ({"cron": "@daily", "at": "2026-11-24 08:00", "text": "look"}, "either cron or at"),
-        ({"cron": "@daily"}, "needs a text"),
-        ({"cron": "@daily", "text": "x" * 4_001}, "needs a text of 1 to 4,000"),
+        ({"cron": "@daily"}, "the text of a schedule must be"),
+        ({"cron": "@daily", "text": "x" * 4_001}, "must be 1 to 4,000 characters long"),
         ({"cron": "* * * * *", "text": "look"}, "repeats after 1 minute;"),
         ({"cron": "0 0 8 * * *", "text": "look"}, "five fields"),
         (
