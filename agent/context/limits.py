@@ -31,7 +31,7 @@ class LimitSettings:
     target_ratio: Annotated[float, Setting(ge=0.10, le=0.80, unit="of the threshold")] = 0.20
     """Share of the threshold that is reserved for the newest messages, which stay unchanged."""
     minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
-    """Minimum threshold for context windows at least twice this size. Lower this size to compress earlier."""
+    """Minimum threshold for context windows that are at least twice as large. Lower the value to compress earlier."""
     facts_share: float = 0.20
     """Share of the threshold that the facts in a record can fill. 0: no facts."""
     hygiene_threshold: float = 0.85

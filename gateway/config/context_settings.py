@@ -107,7 +107,7 @@ class AuxiliaryConfig(BaseConfig):
 
     compression: SummaryModelConfig = Field(default_factory=SummaryModelConfig)
     flush: RouteWord = "auto"
-    """Model that saves notes to memory before a compression. `off` saves no notes."""
+    """Model that saves notes to memory before a compression. With `off`, no notes are saved."""
     title: RouteWord = "auto"
     """Model that writes a conversation's title after the first answer. With `off`, only `/title` sets titles."""
     delegate: RouteWord = "auto"

@@ -46,7 +46,7 @@ def limits_table() -> str:
         "**hygiene**": [one.hygiene for one in limits],
         "no room (92 % of the input window)": [one.urgent for one in limits],
         "kept beginning, at most": [one.head for one in limits],
-        "kept end": [one.tail for one in limits],
+        "newest messages, kept": [one.tail for one in limits],
         "summary, at most": [one.summary_ceiling for one in limits],
         "standing rules, at most": [one.rules for one in limits],
         "facts, at most": [one.facts for one in limits],
@@ -126,7 +126,7 @@ def test_the_worked_example_adds_up() -> None:
     limits = limits_at(200_000)
     example = " ".join(PAGE.partition("## A worked example")[2].partition("\n## ")[0].split())
     assert f"threshold is {limits.threshold:,} tokens" in example
-    assert f"{limits.tail:,} tokens for the kept end" in example
+    assert f"{limits.tail:,} tokens for the most recent messages, which are kept," in example
     assert f"{limits.summary_ceiling:,} tokens for a summary" in example
     assert f"at most {summary_input_tokens(limits.context_length):,} tokens of the middle" in example
     before, system, head, middle, tail, after = (
