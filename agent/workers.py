@@ -1,4 +1,4 @@
-"""Worker processes: separate programs that decode files and web pages from strangers. Never import their scripts."""
+"""Worker processes: separate programs that decode untrusted files and web pages. Never import a worker's script."""
 
 import asyncio
 import os

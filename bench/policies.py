@@ -48,14 +48,14 @@ _PIECE = re.compile(r"\S[^\n。]{1,170}(?:[。\n]|(?<=[.!?]) |\s|$)")
 
 
 def tokens(text: str) -> int:
-    """Return the number of tokens in a text, as a provider's stand-in counts them."""
+    """Return the number of tokens in `text`, as a provider's stand-in counts them."""
     narrow = len(text.encode("ascii", "ignore"))
     return narrow // 4 + (len(text) - narrow) * 3 // 4
 
 
 @lru_cache(maxsize=60_000)
 def names(piece: str) -> frozenset[str]:
-    """Return the identifiers in a text."""
+    """Return the identifiers in `piece`."""
     return frozenset(match.rstrip(".:/-+") for match in _NAME.findall(piece))
 
 

@@ -18,7 +18,7 @@ from platforms.telegram import rendering as telegram
 
 LENGTH = 100_000
 BAR = 4.0
-"""Maximum time for a text, as a multiple of the time for prose."""
+"""Maximum time for rendering one text, as a multiple of the time for prose."""
 STALL_BAR = 10.0
 """Maximum stall of the event loop, in milliseconds."""
 

@@ -2,7 +2,7 @@
 
 Messages arrive at 1, 10 and 100 per second, even if answers are late, in as many chats as needed. The model streams
 each answer for two seconds, which the waiting times include. Each number of nodes has its own database and fake
-services. PostgreSQL has its default settings. Everything runs on this machine. CPU time is in percent of one CPU. The
+services. PostgreSQL has its default settings. Everything runs on this machine. CPU time is a percentage of one CPU. The
 last column names the resource that is closest to its limit, and the share of it that is used. A node can use one CPU,
 PostgreSQL all of the machine's CPUs. If the whole machine is busy, the column names the machine.
 """

@@ -73,7 +73,7 @@ def faults(text: str) -> list[str]:
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """Return the sentences of a text that have at least three words, so labels and single words are left out."""
+    """Return the sentences in `text` that have at least three words, so labels and single words are left out."""
     for part in _SENTENCE_END.split(text):
         sentence = " ".join(part.split())
         words = [found[0] for word in sentence.split(" ") if (found := _WORD.match(word.lstrip('“"`*(…')))]

@@ -45,7 +45,7 @@ def configure_logging(
 ) -> None:
     """Log to `stream` (default: standard error), and with `settings.file` also to `gateway.log` in `directory`.
 
-    Replaces the setup of an earlier call. `secrets` are the configured secrets, which are redacted exactly.
+    Replaces the setup of an earlier call. The configured `secrets` are redacted wherever they appear verbatim.
     """
     stream = stream or sys.stderr
     redaction = _LogRedactor(Redactor(secrets))

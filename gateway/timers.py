@@ -50,7 +50,7 @@ class Timer:
             # jump, because APScheduler steps through all missed intervals.
             days=365,
             name=self.name,
-            max_instances=2,  # a second instance returns at once if the first is still running
+            max_instances=2,  # a second instance returns immediately if the first is still running
             next_run_time=_after(self._first_seconds),
         )
 

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 MAX_AT_ONCE = 16
-"""Maximum number of tasks that start in one round of the event loop. Starting a task can take half a millisecond."""
+"""Maximum number of tasks that start in one iteration of the event loop. Starting a task can take 0.5 ms."""
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = WeakKeyDictionary()
-"""For each event loop, the tasks that started in this round, followed by those waiting for a later round."""
+"""For each event loop, the tasks that started in this iteration, followed by those waiting for a later one."""
 
 
 class CancelledElsewhereError(Exception):
@@ -152,7 +152,7 @@ def own_cancellation() -> Iterator[None]:
 
 
 async def make_way() -> None:
-    """Yield to other work if many tasks started in this round of the event loop.
+    """Yield to other work if many tasks started in this iteration of the event loop.
 
     Without this, hundreds of chats that receive answers at the same time would block the loop for a tenth of a
     second.
@@ -160,14 +160,14 @@ async def make_way() -> None:
     loop = asyncio.get_running_loop()
     if (queue := _queues.get(loop)) is None:
         queue = _queues[loop] = deque()
-        loop.call_soon(_begin_round, loop, queue)
+        loop.call_soon(_begin_iteration, loop, queue)
     turn = loop.create_future()
     queue.append(turn)
     if len(queue) > MAX_AT_ONCE:
         await turn
 
 
-def _begin_round(loop: asyncio.AbstractEventLoop, queue: deque[asyncio.Future[None]]) -> None:
+def _begin_iteration(loop: asyncio.AbstractEventLoop, queue: deque[asyncio.Future[None]]) -> None:
     for _ in range(min(MAX_AT_ONCE, len(queue))):
         queue.popleft()
     if not queue:
@@ -176,4 +176,4 @@ def _begin_round(loop: asyncio.AbstractEventLoop, queue: deque[asyncio.Future[No
     for turn in islice(queue, MAX_AT_ONCE):
         if not turn.done():
             turn.set_result(None)
-    loop.call_soon(_begin_round, loop, queue)
+    loop.call_soon(_begin_iteration, loop, queue)

@@ -145,7 +145,8 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
     """Plan how to undo the newest compression of a conversation. Return None if there is no compression to undo.
 
     The planned view has the rows from before the compression and all later rows. Later view edits still apply, so
-    undone messages stay hidden. Later handoffs are dropped. Raises `SessionNotFound`.
+    undone messages stay hidden. Later handoffs are dropped. Raises `SessionNotFound` if the conversation does not
+    exist.
     """
     statement = """SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
     WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1"""

@@ -14,7 +14,10 @@ class Room(NamedTuple):
 
     @classmethod
     def on(cls, folder: Path) -> "Room":
-        """Return the free space on the disk of `folder`. Without an inode limit, `files` is 2**62. Raises `OSError`."""
+        """Return the free space on the disk of `folder`. Without an inode limit, `files` is 2**62.
+
+        Raises `OSError` if the folder cannot be accessed.
+        """
         disk = os.statvfs(folder)
         return cls(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else 1 << 62)
 

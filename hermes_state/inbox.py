@@ -214,7 +214,7 @@ def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
 
 @locks(EVERYTHING)
 def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
-    """Queue the waiting steers of people who are no longer allowed to steer. Return how many were queued.
+    """Turn the waiting steers of users who can no longer steer into queued messages. Return the number of changes.
 
     `may_steer` is called inside the transaction, so that no new steer is missed.
     """

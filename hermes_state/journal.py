@@ -172,7 +172,10 @@ def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: User
 
 
 def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
-    """Add the chat's waiting steers to its turn. Return how many were added (0 for a sub-agent). Raises `TurnMoved`."""
+    """Add the chat's waiting steers to its turn. Return how many were added (0 for a sub-agent).
+
+    Raises `TurnMoved` if the turn is not running or `claim` is outdated.
+    """
     turn = require_running(db, claim)
     waiting = inbox.load_waiting(db, turn.chat_id) if turn.parent is None else []
     rows = [row for row in waiting if row.mode is inbox.InboxMode.STEER]
@@ -252,7 +255,10 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
 
 @locks(turn="claim.id")
 def append_calls(db: Connection, claim: TurnClaim, answer: ModelAnswer, now: Millis) -> Message:
-    """Store an answer that calls tools, and record the model call in the ledger. Raises `TurnMoved`."""
+    """Store an answer that calls tools, and record the model call in the ledger.
+
+    Raises `TurnMoved` if the turn is not running or `claim` is outdated.
+    """
     return _append_answer(db, require_running(db, claim), answer, answer.text or None, now)
 
 
@@ -278,14 +284,20 @@ def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text:
 def start_tools(
     db: Connection, claim: TurnClaim, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
 ) -> None:
-    """Record that these calls are about to run. Calls that have already begun keep their row. Raises `TurnMoved`."""
+    """Record that these calls are about to run. Calls that have already begun keep their row.
+
+    Raises `TurnMoved` if the turn is not running or `claim` is outdated.
+    """
     require_running(db, claim)
     tool_runs.begin(db, claim.id, call_message_id, calls, now)
 
 
 @locks(turn="claim.id")
 def finish_tool(db: Connection, claim: TurnClaim, result: ToolResult, now: Millis) -> Message:
-    """Store the result of a call and the state of its run. Raises `TurnMoved`."""
+    """Store the result of a call and the state of its run.
+
+    Raises `TurnMoved` if the turn is not running or `claim` is outdated.
+    """
     return _store_result(db, require_running(db, claim), result, now)
 
 
@@ -308,7 +320,10 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
 
 
 def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
-    """Pause a turn until people have approved or denied its tool calls. The chat stays busy. Raises `TurnMoved`."""
+    """Pause a turn until people have approved or denied its tool calls. The chat stays busy.
+
+    Raises `TurnMoved` if the turn is not running or `claim` is outdated.
+    """
     turn = require_running(db, claim)
     db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn.id,))
     remove_preview(db, turn.id)
@@ -336,10 +351,11 @@ RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTI
 def finish_turn(
     db: Connection, turn: RunningTurn, answer: ModelAnswer, now: Millis, rendered: RenderedReply | None = None
 ) -> tuple[MessageId, OutboxRow | None]:
-    """Store the answer, settle the inbox and enqueue the reply. Raises `TurnMoved`.
+    """Store the answer, settle the inbox and enqueue the reply.
 
     A caller that can send the reply immediately passes it as `rendered`. Then, if the chat has no other unsent reply,
     the reply is stored as `sending` and its row is returned. A sub-agent sends no reply: its answer is its report.
+    Raises `TurnMoved` if the turn is not running or has another owner.
     """
     assert not answer.calls, "an answer that calls tools does not end the turn"
     closed = db.execute(_FINISH, (now, turn.id, turn.epoch)).fetchone()
@@ -460,10 +476,10 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
 
 @locks(turn="claim.id")
 def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> RunningTurn:
-    """Become the owner of a running turn, so that the previous owner can no longer write to it. Raises `TurnMoved`.
+    """Become the owner of a running turn, so that the previous owner can no longer write to it.
 
     `is_restart` means that this turn may have crashed the process, so the turn's restart count is increased. `let_go`
-    undoes this.
+    undoes this. Raises `TurnMoved` if the turn is not running or `claim` is outdated.
     """
     moved = "epoch = epoch + 1, restarts = restarts + ?"
     query = f"UPDATE turns SET {moved} WHERE id = ? AND epoch = ? AND state = 'running'"

@@ -206,7 +206,8 @@ def begin_send(
     """Record that a send begins, and store `parts` if the row was not rendered yet. Return None if the row is settled.
 
     The returned state is `ambiguous` if an earlier attempt may have reached the chat. Use only this state, because a
-    row that was read earlier may be older than a change of the account's owner. Raises `AccountMoved`.
+    row that was read earlier may be older than a change of the account's owner. Raises `AccountMoved` if another node
+    has taken the account.
     """
     # A row stays ambiguous until it is settled, because its sender might not learn whether this statement succeeded.
     query = f"""UPDATE outbox SET state = CASE state WHEN 'ambiguous' THEN state ELSE 'sending' END,
@@ -249,7 +250,8 @@ def mark_retry(
 ) -> None:
     """Record that an attempt to send `row` failed. Unless the row is settled, it is due again at `next_at`.
 
-    `is_ambiguous` means that this or an earlier attempt may have reached the chat. Raises `AccountMoved`.
+    `is_ambiguous` means that this or an earlier attempt may have reached the chat. Raises `AccountMoved` if another
+    node has taken the account.
     """
     state = OutboxState.AMBIGUOUS if is_ambiguous else OutboxState.PENDING
     _end_attempt(db, row, claim, {"state": state, "error": error, "next_at": next_at, "settled_at": None})
@@ -259,9 +261,10 @@ def mark_retry(
 def mark_dead(
     db: Connection, row: OutboxRow, error: str, claim: AccountClaim, now: Millis, *, is_unreachable: bool = False
 ) -> bool:
-    """Give up on an undeliverable row (a dead letter). Its payload is kept for the operator. Raises `AccountMoved`.
+    """Give up on an undeliverable row (a dead letter). Its payload is kept for the operator.
 
     `is_unreachable` means that the bot cannot write to the chat at all. Return True if that was not known before.
+    Raises `AccountMoved` if another node has taken the account.
     """
     ended = {"state": OutboxState.DEAD, "error": error, "next_at": row.next_at, "settled_at": now}
     _end_attempt(db, row, claim, ended)
@@ -319,7 +322,7 @@ def take_account(
 
     `is_certain` is called inside the transaction. It returns True if the caller still owns the account's lock.
     Without this check, a node that was stopped for a while could get a newer epoch than its successor.
-    Raises `AccountMoved`.
+    Raises `AccountMoved` if `is_certain` returns False.
     """
     if not is_certain():
         raise AccountMoved(f"the account {account} may belong to another node now")

@@ -100,7 +100,7 @@ def free_session_key(db: Connection, chat_id: ChatId, now: Millis) -> str:
 
 
 def load_session(db: Connection, session_id: SessionId) -> Session:
-    """Load a session. Raises `SessionNotFound`."""
+    """Load a session. Raises `SessionNotFound` if it does not exist."""
     session = select_one(db, Session, f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (session_id,))
     if session is None:
         raise SessionNotFound(f"no session {session_id}")
@@ -108,7 +108,10 @@ def load_session(db: Connection, session_id: SessionId) -> Session:
 
 
 def load_tip(db: Connection, lineage_id: LineageId) -> Session:
-    """Load the newest session of a lineage, through the index on (lineage_id, depth). Raises `SessionNotFound`."""
+    """Load the newest session of a lineage, through the index on (lineage_id, depth).
+
+    Raises `SessionNotFound` if the lineage does not exist.
+    """
     query = f"SELECT {_COLUMNS} FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1"
     tip = select_one(db, Session, query, (lineage_id,))
     if tip is None:
@@ -117,7 +120,10 @@ def load_tip(db: Connection, lineage_id: LineageId) -> Session:
 
 
 def get_compression_tip(db: Connection, session_id: SessionId) -> SessionId:
-    """Return the id of the newest session in a session's lineage. Raises `SessionNotFound`."""
+    """Return the id of the newest session in a session's lineage.
+
+    Raises `SessionNotFound` if the session does not exist.
+    """
     return load_tip(db, load_session(db, session_id).lineage_id).id
 
 
@@ -188,7 +194,10 @@ def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 
 
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
-    """Reactivate the conversation that has a session whose key starts with `key_prefix`. Raises `LookupRejected`."""
+    """Reactivate the conversation that has a session whose key starts with `key_prefix`.
+
+    Raises `LookupRejected` if the conversation is already active, or if not exactly one matches.
+    """
     tip = find_conversation(db, chat_id, key_prefix)
     if (active := load_open(db, chat_id)) is not None:
         if active.id == tip.id:
@@ -202,7 +211,10 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
 
 
 def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Session:
-    """Load the newest session of the conversation that has a session with this key prefix. Raises `LookupRejected`."""
+    """Load the newest session of the conversation that has a session with this key prefix.
+
+    Raises `LookupRejected` if the prefix is malformed or not exactly one conversation matches.
+    """
     prefix = key_prefix.strip().lower()
     if len(prefix) < MIN_KEY_PREFIX or any(letter not in _BASE32 for letter in prefix):
         raise LookupRejected(LookupReason.MALFORMED, prefix)

@@ -101,14 +101,14 @@ _NO_LIMIT = 2**62
 
 
 def append(db: Connection, session_id: SessionId, new: NewMessage, now: Millis) -> MessageId:
-    """Append a row to a session. Raises `SessionNotFound`."""
+    """Append a row to a session. Raises `SessionNotFound` if the session does not exist."""
     return _insert(db, _TAKE_SEQ.format("", "?"), (session_id,), new, None, now).id
 
 
 def append_to_tip(
     db: Connection, lineage_id: LineageId, new: NewMessage, now: Millis, noted: str = "", *values: object
 ) -> Message:
-    """Append a row to a conversation's newest session. Raises `SessionNotFound`.
+    """Append a row to a conversation's newest session. Raises `SessionNotFound` if the conversation does not exist.
 
     `noted` contains SQL assignments for the session's row, each preceded by a comma. `values` are their parameters.
     """
@@ -386,7 +386,10 @@ class ViewCache:
         self._size = 0
 
     async def load(self, lineage_id: LineageId) -> View:
-        """Return the view of a lineage, from the cache if possible. Raises `SessionNotFound`."""
+        """Return the view of a lineage, from the cache if possible.
+
+        Raises `SessionNotFound` if the lineage does not exist.
+        """
         oldest = time.monotonic() - MAX_IDLE_SECONDS
         while self._cached and next(iter(self._cached.values())).used_at < oldest:
             self._drop(next(iter(self._cached)))

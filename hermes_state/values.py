@@ -340,7 +340,7 @@ RECALL_ID = r"m(\d{1,18})"  # part of larger patterns
 
 
 def recall_id(message_id: int) -> str:
-    """Return the name of a message for people and models: `m123`."""
+    """Return the name by which people and models refer to a message, such as `m123`."""
     return f"m{message_id}"
 
 

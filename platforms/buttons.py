@@ -30,7 +30,10 @@ class ButtonCommandStore:
         return self.hash_mark + digest
 
     async def command_of(self, data: str) -> str | None:
-        """Return the command of a pressed button, or None if the data is unknown. Raises `StoreUnavailable`."""
+        """Return the command of a pressed button, or None if the data is unknown.
+
+        Raises `StoreUnavailable` if the database is not available.
+        """
         if data.startswith(_IN_PLACE):
             return data.removeprefix(_IN_PLACE)
         if data.startswith(self.hash_mark):

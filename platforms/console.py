@@ -11,7 +11,7 @@ Values: TypeAlias = Mapping[str, Any]  # `Any`: the template of the page uses th
 
 
 def author(role: MessageRole, sender: str | None, tool: str | None) -> str:
-    """Return the name under which people see the author of a message."""
+    """Return the display name of a message's author."""
     if role is MessageRole.ASSISTANT:
         return "Hermes"
     return f"Tool {tool or 'result'}" if role is MessageRole.TOOL else sender or "Person"

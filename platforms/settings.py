@@ -46,8 +46,8 @@ class TelegramSettings:
     """Seconds that one getUpdates request waits. Many NATs drop an idle connection after 30 s, so the value is
     lower."""
     poll_grace_seconds: float = 10
-    """Additional seconds to wait for the response. After 35 s in total, the connection counts as dead and is
-    replaced."""
+    """Seconds to wait for the response in addition to `poll_seconds`. After that (35 s by default), the connection
+    counts as dead and is replaced."""
     stall_seconds: float = 45
     """Seconds without progress after which the adapter counts as stalled. Must be longer than `poll_seconds` plus
     `poll_grace_seconds`."""

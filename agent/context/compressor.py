@@ -358,7 +358,10 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
 async def ask_route(
     route: SummaryRoute, job: CompressionJob, request: ModelRequest, read: Callable[[ModelReply], str], seconds: float
 ) -> str:
-    """Send a request and return `read(reply)`, which runs in a thread. Raises `ModelError`."""
+    """Send a request and return `read(reply)`, which runs in a thread.
+
+    Raises `ModelError` if the call fails or `read` rejects the reply.
+    """
     room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
     request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
     done = await route.client.complete(request, purpose="summary", within=seconds)

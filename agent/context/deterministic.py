@@ -45,7 +45,10 @@ _FILE = re.compile(
     rf"|[^\x00-\x7f]{{1,30}}\.(?:{_EXTENSIONS})(?![A-Za-z0-9_])"
 )
 _Findings: TypeAlias = dict[str, dict[str, str]]
-"""For each heading, its findings and their lines, newest first. A line names the newest message with the finding."""
+"""Findings for each heading, newest first, each with its line in the record.
+
+The line names the newest message that contains the finding.
+"""
 _OPENING: Final = (
     "No summary could be made of the {count} that this record replaces. It only lists extracted lines, newest first. "
     "Continue from the recent messages and the current state of things. Look up anything else that you need with the "

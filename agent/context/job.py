@@ -59,7 +59,7 @@ class Aborted:
     kind: str
     """Kind of failure as recorded in the ledger, such as `auth`."""
     reason: str
-    """The reason as one sentence, to show to people."""
+    """The reason for the failure, as one sentence to show to users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

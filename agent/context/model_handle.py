@@ -1,7 +1,7 @@
 """Models that answer turns, each with its client, its learned profile and the settings of its conversations.
 
 A profile (size, token scale, accepted prompts) belongs to a route and a model. A window that a provider states is saved
-at once, together with the context length that it corrects. A guessed window applies only to the conversation whose
+immediately, together with the context length that it corrects. A guessed window applies only to the conversation whose
 prompt was refused, and is never saved.
 """
 

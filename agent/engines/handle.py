@@ -87,7 +87,10 @@ class EngineHandle:
             await self._deliver()
 
     async def call(self, method: str, *args: Any, seconds: float | None = None, **kwargs: Any) -> Any:
-        """Call the acquired engine with the keywords that the method accepts. Raises `EngineError`."""
+        """Call the acquired engine with the keywords that the method accepts.
+
+        Raises `EngineError` if the engine fails or takes too long.
+        """
         function = getattr(self.engine, method)
         return await self.guard(function, *args, seconds=seconds, **_accepted(function, kwargs))
 

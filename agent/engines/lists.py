@@ -174,7 +174,7 @@ class ListTranscript:
 
 
 def rows_of(messages: Sequence[ListMessage]) -> ListTranscript:
-    """Convert any list to rows with the current time. Entries that are not messages are skipped."""
+    """Convert any list to rows, with the current time as their timestamp. Entries that are not messages are skipped."""
     rows, now = ListTranscript(), SystemClock().now()
     for message in messages:
         role = message.get("role") if isinstance(message, dict) else None

@@ -146,7 +146,7 @@ def _import_folder(folder: Path) -> ModuleType:
 
 
 def loaded(plugin: PluginSource) -> LoadedEngine:
-    """Load a plugin and make an instance of its engine as a test. Raises `PluginError`."""
+    """Load a plugin and make an instance of its engine as a test. Raises `PluginError` if the plugin cannot be used."""
     try:
         offered = plugin.load()
         make = _maker(offered)

@@ -67,7 +67,10 @@ def sent_messages(system: str, transcript: Transcript, style: WireStyle) -> Sent
 
 
 def mapped_messages(sent: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
-    """Return the view that an engine's list describes, or None if the list is unchanged. Raises `MessageListError`."""
+    """Return the view that an engine's list describes, or None if the list is unchanged.
+
+    Raises `MessageListError` if the list is unusable.
+    """
     messages = checked_list(returned)
     # Ignore changes to the system prompt, because it belongs to the gateway.
     if messages[0]["role"] in INSTRUCTING and sent.messages[0]["role"] in INSTRUCTING:

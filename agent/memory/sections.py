@@ -53,7 +53,7 @@ class SectionReader:
     reads_persona: bool = True
     """False if the configuration has a persona, which replaces `SOUL.md`."""
     is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
-    """Returns True if everybody in a chat is allowed to use a tool. Without the tool `skill`, skills are not listed."""
+    """Returns True if everybody in a chat may use a tool. Skills are listed only if this is true of `skill`."""
 
     def read(self, conversation: ConversationRef, threshold: Tokens) -> tuple[str | None, list[str]]:
         """Return the persona from `SOUL.md` (or None), and the sections, sized for this threshold."""

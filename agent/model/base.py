@@ -102,13 +102,16 @@ class Ledger(Protocol):
     """Record of model calls with their payers, and of learned output limits."""
 
     async def record(self, payer: Payer, call: ModelCall) -> None:
-        """Store a call's ledger row. Raises `StoreUnavailable`."""
+        """Store a call's ledger row. Raises `StoreUnavailable` if the database is not available."""
 
     async def output_cap(self, route: str, model: str) -> int | None:
         """Return the output limit in tokens that the provider recently stated for this model; None if not stated."""
 
     async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
-        """Store the output limit that a provider stated in a refusal. Raises `StoreUnavailable`."""
+        """Store the output limit that a provider stated in a refusal.
+
+        Raises `StoreUnavailable` if the database is not available.
+        """
 
 
 class Caps(Protocol):
@@ -239,7 +242,7 @@ class ChatModel(CalledModel, Protocol):
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call once. `on_text` receives the complete text so far, each time it grows.
 
-        Raises `ModelError`. Cancelling the call closes its connection.
+        Raises `ModelError` if the call fails. Cancelling the call closes its connection.
         """
 
     async def fetch_limits(self) -> ModelLimits | None:

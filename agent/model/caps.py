@@ -113,5 +113,5 @@ class UnpricedCaps:
         self._model = model
 
     async def check(self, payer: Payer) -> None:
-        """Raise `PriceNotFound`."""
+        """Raise `PriceNotFound` for every call."""
         raise PriceNotFound("the price of the model is unknown", model=self._model)

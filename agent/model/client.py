@@ -104,7 +104,7 @@ class RetryPolicy:
     max_pause: float = 8.0
     """Longest pause, unless the provider asks for more."""
     max_retry_after: float = 30.0
-    """Longest pause that a provider may request. If it requests more, the call fails at once."""
+    """Longest pause that a provider may request. If it requests more, the call fails immediately."""
 
     def pause(self, attempt: int, retry_after: float | None) -> float:
         """Return the seconds to wait after an attempt (1, 2, …), with jitter so that chats do not retry together."""

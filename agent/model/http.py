@@ -76,7 +76,7 @@ class HttpModel:
         self.route = f"{protocol}:{self.host}"
 
     async def fetch_json(self, address: str) -> object:
-        """Return the JSON at a URL on the provider's host. Raises `ModelError`."""
+        """Return the JSON at a URL on the provider's host. Raises `ModelError` if the request fails."""
         with self._translated():
             return await read_json(await self._client.get(address, **OPEN_RESPONSE))
 
@@ -224,7 +224,7 @@ class HttpChatModel(HttpModel, ABC):
 
     @abstractmethod
     async def _stated_limits(self) -> ModelLimits | None:
-        """Return the model's limits as stated by the provider. Raises `ModelError`."""
+        """Return the model's limits as stated by the provider. Raises `ModelError` if the request fails."""
 
     @abstractmethod
     def _begun(

@@ -56,7 +56,7 @@ def has_parts(chat: ChatKey, kind: ChatKind) -> bool:
 def change_notes(notes: MemoryDirectory, chat_id: ChatId, person: Person | None, change: NoteChange) -> str:
     """Change the notes. `person`: change only this person's part of `USER.md`; None: the whole file.
 
-    Blocks the calling thread. Raises `ToolError`.
+    Blocks the calling thread. Raises `ToolError` if the change is invalid or the notes cannot be changed.
     """
     text, old = one_line(change.text), one_line(change.old)
     if missing := [name for name in _NEEDED[change.action] if not {"text": text, "old": old}[name]]:

@@ -81,7 +81,7 @@ class ToolContext:
     delegate: "Callable[[tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]] | None" = None
     """Runs the task of a call in a sub-agent that can use only the named tools (None: all), and returns its report.
 
-    Raises `ToolError`. None in the turn of a sub-agent.
+    Raises `ToolError` if the sub-agent cannot run. None in the turn of a sub-agent.
     """
 
     @property
@@ -343,7 +343,8 @@ def _flat(place: Mapping[str, Any], components: Mapping[str, Mapping[str, Any]])
 def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call as a dict that matches `schema`, with defaults for missing arguments.
 
-    Only the top level is checked, because plugins and servers check nested values themselves. Raises `ToolError`.
+    Only the top level is checked, because plugins and servers check nested values themselves. Raises `ToolError` if the
+    arguments do not match.
 
     >>> checked_arguments('{"id": "m12"}', {"properties": {"id": {"type": "string"}, "limit": {"default": 10}}})
     {'id': 'm12', 'limit': 10}

@@ -107,18 +107,24 @@ class TrajectoryCompressor:
     redact: Redact = redact
 
     def compress(self, turns: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], TrajectoryMetrics]:
-        """Compress the turns of a conversation. Must not run in an event loop. Raises `TrajectoryRejected`."""
+        """Compress the turns of a conversation. Must not run in an event loop.
+
+        Raises `TrajectoryRejected` if a turn is invalid.
+        """
         return asyncio.run(self.compress_async(turns))
 
     async def compress_async(
         self, turns: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], TrajectoryMetrics]:
-        """Compress the turns of a conversation. Raises `TrajectoryRejected`."""
+        """Compress the turns of a conversation. Raises `TrajectoryRejected` if a turn is invalid."""
         done = await self.compress_line(msgspec.json.encode({"conversations": turns}))
         return msgspec.json.decode(done.line)["conversations"], done.metrics
 
     async def compress_line(self, line: bytes) -> CompressedLine:
-        """Compress a line, or return it unchanged if no summary can be made. Raises `TrajectoryRejected`."""
+        """Compress a line, or return it unchanged if no summary can be made.
+
+        Raises `TrajectoryRejected` if the line is invalid.
+        """
         line = line.removeprefix(BOM).strip()
         trajectory = Trajectory.parse(line)
         sizes = [turn.tokens for turn in trajectory.turns]

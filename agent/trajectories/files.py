@@ -1,8 +1,8 @@
 """Compression of a trajectory file, line by line and in order. An interrupted run can be continued.
 
-Next to OUT, a run writes `OUT.metrics.jsonl` (a row per line), `OUT.rejected.jsonl` (rejected lines, byte for byte) and
-`OUT.metrics.json` (totals and checkpoint). The next run truncates the other files to the position in the checkpoint and
-continues from there.
+A run writes the compressed lines to OUT and three files next to it: `OUT.metrics.jsonl` (one row for each input line),
+`OUT.rejected.jsonl` (rejected lines, byte for byte) and `OUT.metrics.json` (totals and a checkpoint). After an
+interruption, the next run truncates the first three files to their sizes in the checkpoint, and continues from there.
 """
 
 import asyncio

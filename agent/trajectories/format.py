@@ -66,7 +66,10 @@ class Trajectory:
 
     @classmethod
     def parse(cls, line: bytes) -> Self:
-        """Parse a line, with or without a newline and a byte order mark. Raises `TrajectoryRejected`."""
+        """Parse a line, with or without a newline and a byte order mark.
+
+        Raises `TrajectoryRejected` if the line is not a trajectory.
+        """
         try:
             line.decode()  # the other keys must also be UTF-8
             fields = _read_fields(line.removeprefix(BOM))

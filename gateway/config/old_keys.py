@@ -13,10 +13,10 @@ from gateway.config.files import KeyPath
 from hermes_state.setting_types import keyed
 
 Chosen: TypeAlias = Mapping[KeyPath, tuple[Any, str]]
-"""Value of each key that is set, with a text that names the source of the value."""
+"""Value of each key that is set, with a phrase that names the source of the value."""
 
 FIXED: Final[Mapping[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-"""Keys that are no longer settings, each with a text that describes the value that is now fixed."""
+"""Keys that are no longer settings, each with a sentence that describes the value that is now fixed."""
 
 _TASKS: Final = ("flush", "title", "delegate", "trajectories")
 _TASK_KEYS: Final = (

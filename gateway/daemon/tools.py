@@ -40,7 +40,7 @@ class BuiltInTools:
     reschedule: Callable[[], None]
 
     def make(self, loaded: LoadedConfig) -> tuple[Tool, ...]:
-        """Return new tools. At each call, they read the current configuration, except for the image size."""
+        """Return new tools. They read the current configuration on each call, except for the image size."""
         live, workspaces, files, clock = self.live, self.workspaces, self.sending.files, self.sending.clock
         max_bytes = loaded.config.attachments.max_bytes
         images = ImageReader(
@@ -74,7 +74,7 @@ class BuiltInTools:
 
 
 def web_tools(live: LiveConfig) -> tuple[Tool, ...]:
-    """Return the web tools, which read the current configuration at each call."""
+    """Return the web tools, which read the current configuration on each call."""
 
     def holds_secret(text: str) -> bool:
         return live.redactor().would_leak(text)

@@ -344,7 +344,7 @@ class GatewayIntake:
         is_queued = command is not None and command.kind is CommandKind.CHANGE
         if command is not None and is_queued:
             refusal = command.refusal(parsed.argument, self.access, message.sender.ref, key, message.chat_kind)
-            is_queued = refusal is None  # a refusal is sent at once
+            is_queued = refusal is None  # a refusal is sent immediately
         if is_queued:
             return replace(admission, kind=InboxKind.COMMAND, queued_notice=AFTER_THIS_ANSWER)
         return replace(admission, kind=InboxKind.COMMAND, mode=InboxMode.ALONE, max_waiting=None)

@@ -237,7 +237,7 @@ class LaneRegistry:
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Find chats in the database that have work but no lane. Raises `StateError`."""
+        """Find chats in the database that have work but no lane. Raises `StateError` if the database cannot be read."""
         if self._ownership is not None:
             await self._ownership.sweep()
 

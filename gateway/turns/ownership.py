@@ -25,7 +25,7 @@ class Ownership(Protocol):
         """True if a lane should end after its turn, because other chats are waiting for its slot."""
 
     async def sweep(self) -> None:
-        """Find chats in the database that have work but no lane. Raises `StateError`."""
+        """Find chats in the database that have work but no lane. Raises `StateError` if the database cannot be read."""
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
         """Open a lane for a chat with work, now or later. `LaneRegistry.wake` describes the arguments."""

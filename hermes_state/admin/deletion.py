@@ -100,7 +100,10 @@ def finish(db: Connection, chat_id: ChatId, now: Millis) -> ChatId | None:
 async def remove_deleted(
     store: Store, files: AttachmentFolder, forget_notes: Callable[[ChatId], None], now: Callable[[], Millis]
 ) -> list[ChatId]:
-    """Remove all data of hidden chats. Return the chats in which a notice was enqueued. Raises `StoreUnavailable`."""
+    """Remove all data of hidden chats. Return the chats in which a notice was enqueued.
+
+    Raises `StoreUnavailable` if the database is not available.
+    """
     hidden = await store.read(load_hidden_chats)
     for chat_id in hidden:
         # Remove files before their rows. Otherwise a restart in between would leave files that no row names.

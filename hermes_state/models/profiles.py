@@ -100,9 +100,9 @@ class ModelProfile:
         return min((bound for bound in (known, learned) if bound is not None), default=None)
 
     def learned(self, stated: Tokens, *, beside: Tokens, is_of_input: bool) -> "ModelProfile":
-        """Return the profile with a window or prompt limit that a provider stated, unless a smaller value is known.
+        """Return an updated profile, in which `stated` is the window or prompt limit that a provider stated.
 
-        Limits learned with another context length are dropped.
+        A smaller limit that was learned earlier is kept. Limits learned with another context length are dropped.
         """
         known = self if self.learned_beside == beside else replace(self, learned_context=None, learned_input=None)
         if is_of_input:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
-"""Start and end index of a secret in a text."""
+"""Start and end index of a secret in the searched text."""
 MARK = "[redacted]"
 
 

@@ -1,4 +1,4 @@
-"""Redact a text, with or without configured secrets, and find places where a text can be split safely.
+"""Redact text, with or without configured secrets, and find places where text can be split safely.
 
 This module finds secrets in addresses, passwords mentioned in a sentence ("das Passwort für den Drucker ist …"), and
 payment card numbers.
@@ -21,7 +21,7 @@ _URL_TOKEN = re.compile(
     r"://(?:(?<=http://)|(?<=https://)|(?=[A-Za-z0-9_~=-]{16}))(?=[^\s/:@]{0,80}[0-9])[A-Za-z0-9_~=-]{6,500}"
     r"(?=:?@|:[a-z-]{1,20}@)"
 )
-# Whitespace at which a text can be split. A secret may follow `Bearer`, `password` and the like, so the text is not
+# Whitespace at which text can be split. A secret may follow `Bearer`, `password` and the like, so the text is not
 # split after the last letters of these words, or after some punctuation marks.
 _SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
 _QUOTE_ENDS = "\"'\r\n"
@@ -178,7 +178,10 @@ def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
 
 @cache
 def _told() -> re.Pattern[str]:
-    """Return a pattern for a value at the start of the text or after linking words, such as "is"."""
+    """Return a pattern for a password in the text after a word such as "password".
+
+    The password comes first in this text, or after linking words such as "is".
+    """
     speech = stored()["speech"]
     link = rf"(?:{speech['link']}|(?<![^\W_])(?:{'|'.join(speech['links'])})(?![^\W_]))"
     return re.compile(rf"(?:^|{link})(?:\s?{link})*\s?(?:{speech['quoted']}|({speech['value']}))")

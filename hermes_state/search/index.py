@@ -36,7 +36,7 @@ RETRY_SECONDS = 60.0
 MAKING = f"{SERVING}_next"
 BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
 """Maximum rows and characters per block. A block keeps the writer busy for about 30 ms. A single row can be larger."""
-OUTDATED = "it was built by an older version that finds fewer words"
+OUTDATED = "it was built by an older version and finds fewer words"
 """Reason why an index is outdated. The index can still be used until its replacement is ready."""
 _FLOOR_NOTE = "search_floor"  # id of the oldest message in the unfinished index
 _MADE_NOTE = "search_making_version"
@@ -221,7 +221,10 @@ async def keep_index(store: Store) -> None:
 
 
 async def mend_index(store: SqliteStore) -> None:
-    """Check the index and rebuild it until it has no fault, at most three times. Raises `StoreUnavailable`."""
+    """Check the index and rebuild it until it has no fault, at most three times.
+
+    Raises `StoreUnavailable` if the index still has a fault or the database is not available.
+    """
     for _ in range(3):
         if not await store.read(is_being_made):
             fault = await asyncio.to_thread(find_fault, store.path)

@@ -92,7 +92,10 @@ class Query:
 
 
 def parse_query(text: str) -> Query | None:
-    """Parse a query, whose words must all match. Return None if it is empty or only excludes words. Never raises."""
+    """Parse a query. Return None if it is empty or only excludes words. Never raises.
+
+    Without operators, all words of the query must match.
+    """
     # SQLite rejects half an emoji and NUL. A pasted word of a megabyte would take seconds to search.
     clean = text[:2_000].encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
     items = _limited(_items(clean))

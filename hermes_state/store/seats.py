@@ -97,11 +97,14 @@ class Seat(ABC):
 
     @abstractmethod
     async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
-        """Take up to `most` of the given locks that are free, in order. Return the taken locks. Raises `SeatLost`."""
+        """Take up to `most` of the given locks that are free, in order. Return the taken locks.
+
+        Raises `SeatLost` if the seat has ended.
+        """
 
     @abstractmethod
     async def let_go(self, lock: SeatLock) -> None:
-        """Release a lock. Afterwards another node can take it. Raises `SeatLost`."""
+        """Release a lock. Afterwards another node can take it. Raises `SeatLost` if the seat has ended."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -73,7 +73,7 @@ _folding = _Folding()
 
 
 def folded(text: str) -> str:
-    """Normalise a text for comparison: to composed characters in lower case, without accents and full-width forms."""
+    """Normalise text for comparison: to composed characters in lower case, without accents and full-width forms."""
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFKD", text).casefold()

@@ -103,7 +103,10 @@ def ask(
     now: Millis,
     admin_chats: Sequence[ChatId] = (),
 ) -> None:
-    """Pause the turn and ask about its calls, in `admin_chats` too if an admin must answer. Raises `TurnMoved`."""
+    """Pause the turn and ask about its calls, in `admin_chats` too if an admin must answer.
+
+    Raises `TurnMoved` if the turn is not running or `claim` is outdated.
+    """
     turn = pause_turn(db, claim)
     expires_at = now + round(minutes * 60_000)
     for number, question in enumerate(questions):

@@ -31,7 +31,7 @@ def open_subagent(
 ) -> RunningTurn | SubagentReport:
     """Start or resume the sub-agent of a call, or return its report if it has ended.
 
-    `claim` is the calling turn. Raises `TurnMoved`.
+    `claim` is the calling turn. Raises `TurnMoved` if it is not running or `claim` is outdated.
     """
     parent = require_running(db, claim)
     query = """SELECT t.id, t.state, coalesce(t.error, (SELECT m.text FROM messages m

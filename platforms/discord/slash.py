@@ -36,7 +36,10 @@ SlashCommand: TypeAlias = app_commands.Command[Any, ..., Any]
 
 
 async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -> discord.ui.View | None:
-    """Return the view with a message's buttons, or None if there are none. Raises `StoreUnavailable`."""
+    """Return the view with a message's buttons, or None if there are none.
+
+    Raises `StoreUnavailable` if the database is not available.
+    """
     if not buttons:
         return None
     view = discord.ui.View(timeout=None)
@@ -178,7 +181,10 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         return True
 
     async def _check(self, interaction: Interaction) -> bool:
-        """Apply the gateway's rules. Raises `CommandRefused`. Contains no `await`, so commands keep their order."""
+        """Apply the gateway's rules. Contains no `await`, so commands keep their order.
+
+        Raises `CommandRefused` if the command is not allowed here.
+        """
         interaction.extras["event"] = self._read(interaction, _command_line(interaction), InputKind.SLASH)
         return True
 

@@ -63,9 +63,9 @@ class BrowserAccessControl:
         self._store = store
         self._clock = clock
         self._tokens: dict[str, tuple[Millis, UserRef, str]] = {}
-        """For each unused token, by digest: the time when it was created, the person and the person's name."""
+        """Time of creation, person and person's name for each unused token, keyed by a digest of the token."""
         self._admitted: dict[str, SignedInBrowser] = {}
-        """Browsers that were signed in at their last request, by digest."""
+        """Browsers that were signed in at their last request, keyed by a digest of their cookie and key."""
 
     def mint(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str:
         """Create a token for a person. With more than five unused tokens, the oldest becomes invalid."""

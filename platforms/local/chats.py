@@ -62,7 +62,7 @@ class LiveChat:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Count one more open page of the chat while the block runs."""
+        """Count a page of the chat as open while the block runs."""
         try:
             with self.stream.watched():
                 yield
@@ -242,7 +242,7 @@ class ChatStream:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Count one more open page of the chat while the block runs."""
+        """Count a page of the chat as open while the block runs."""
         self.watchers += 1
         try:
             yield

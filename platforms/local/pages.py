@@ -39,7 +39,7 @@ class PageWriter:
         }
 
     def page(self, template: str, **values: object) -> str:
-        """Render a page without its content: `chat` (with `name`), or `console` (with `page` and `query`)."""
+        """Render a page shell, without its content: `chat` (with `name`), or `console` (with `page` and `query`)."""
         return self._environment.get_template(f"{template}.html").render(values)
 
     def console_content(self, page: ConsolePage, person: WebPerson, values: Values, menu: Sequence[ConsolePage]) -> str:

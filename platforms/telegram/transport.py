@@ -103,7 +103,8 @@ class BotApiRequest(BaseRequest):
     ) -> tuple[int, bytes]:
         """Return the response's status and body. Ignores all timeouts except a number in `read_timeout`.
 
-        Raises `NotSentError`, `AmbiguousRequestError` or `FloodControl`.
+        Raises `NotSentError` if the request was not sent, `AmbiguousRequestError` if no complete response arrived, and
+        `FloodControl` after a response with status 429.
         """
         data = _encoded(request_data) if request_data is not None else None
         silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds

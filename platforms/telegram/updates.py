@@ -257,7 +257,7 @@ class Poller:
     _conflict_until: float = field(default=0.0, init=False)
 
     async def run(self) -> None:
-        """Poll until cancelled. Raises `TokenRejected`."""
+        """Poll until cancelled. Raises `TokenRejected` if Telegram no longer accepts the token."""
         while True:
             try:
                 await self._poll()

@@ -81,7 +81,10 @@ class WebhookHandler:
 async def keep_webhook(
     sdk: telegram.Bot, settings: TelegramSettings, url: str, secret: str, health: HealthState
 ) -> None:
-    """Set the webhook, then check it until cancelled. Raises `TokenRejected`."""
+    """Set the webhook, then check it until cancelled.
+
+    Raises `TokenRejected` if Telegram no longer accepts the token.
+    """
     failures = 0
     is_set = False
     while True:

@@ -33,7 +33,10 @@ SCRIPT: list[dict[str, object]] = [
 
 
 async def play(world: World, asked: int = CHAT) -> None:
-    """Run the scenario to its end, even if the daemon is killed. `asked` is the chat that approves. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. `asked` is the chat that approves.
+
+    Raises `Stuck` if a step does not happen.
+    """
     await world.begin(SCRIPT, *{CHAT, asked})
     if asked != CHAT:  # the bot cannot write to people who have never written to it
         await world.say(asked, "good morning", asked)

@@ -92,7 +92,7 @@ SCRIPT: list[dict[str, object]] = [
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck` if a step does not happen."""
     await world.begin(SCRIPT, CHAT)
     await _say(world, FIRST, FIRST_ANSWER)
     await _say(world, SECOND, SECOND_ANSWER)

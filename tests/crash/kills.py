@@ -20,7 +20,7 @@ class Kill:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse text such as `commit:17:before`. Raises `ValueError`."""
+        """Parse text such as `commit:17:before`. Raises `ValueError` for any other form."""
         place, number, side = text.split(":")
         if place not in ("commit", "request") or side not in ("before", "after"):
             raise ValueError(f"{text!r} is not a kill point; write commit:17:before or request:5:after")

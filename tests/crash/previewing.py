@@ -18,7 +18,7 @@ ENVIRON = {"CRASH_DISCORD": "1"}
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck` if a step does not happen."""
     grows = {"chunk_chars": 8, "chunk_delay": 0.1}
     rules = [{"match": "where is she", "text": ANSWER, **grows}, {"match": "hello", "text": HELLO}]
     await world.begin(rules)

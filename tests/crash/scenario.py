@@ -48,7 +48,7 @@ assert HOLD_DONE not in str(SCRIPT), "the note's result alone tells that the too
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck` if a step does not happen."""
     pause_after = world.protocol.frames(2)
     goodbye = {"match": "goodbye", "text": GOODBYE_ANSWER, "chunk_chars": 8, "pause_after": pause_after}
     await world.begin((goodbye, *SCRIPT), CHAT, GROUP)
@@ -87,7 +87,7 @@ async def _leave(world: World) -> None:
 
 
 async def _ends(world: World) -> bool:
-    """Ask the daemon to stop. Return False if a kill ended it instead. Raises `Stuck`."""
+    """Ask the daemon to stop. Return False if a kill ended it instead. Raises `Stuck` if a step does not happen."""
     kill_count = await world.terminate()
     await world.resume_stream()
     return await world.is_ended_by(kill_count)

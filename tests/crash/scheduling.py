@@ -22,7 +22,7 @@ SCRIPT: list[dict[str, object]] = [{"match": text, "text": f"Done: {text}."} for
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck` if a step does not happen."""
     store = await SqliteStore.open(world.home / "state.db", synchronous="NORMAL")
     await store.write(_fill, Millis(time.time_ns() // 1_000_000))
     await store.close()

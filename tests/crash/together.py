@@ -21,7 +21,7 @@ def answer(chat_id: int) -> str:
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck` if a step does not happen."""
     asked = [{"chat_id": chat_id, "user_id": 42, "text": f"ask {chat_id}"} for chat_id in (*BEFORE, *AFTER)]
     asked.insert(len(BEFORE), {"chat_id": BEFORE[-1], "user_id": 42, "text": TITLE})
     await world.telegram.post("message", asked)

@@ -152,12 +152,18 @@ class World:
         return self.kill_count
 
     async def end(self) -> None:
-        """Ask the daemon to stop until it ends by itself, even if it is killed meanwhile. Raises `Stuck`."""
+        """Ask the daemon to stop until it ends by itself, even if it is killed meanwhile.
+
+        Raises `Stuck` if a step does not happen.
+        """
         while not await self.is_ended_by(await self.terminate()):
             continue  # it was restarted after a kill, and nothing tells it to stop
 
     async def is_ended_by(self, kill_count: int) -> bool:
-        """Wait until the daemon ends. Return False if another kill ended it. Raises `Stuck`."""
+        """Wait until the daemon ends. Return False if another kill ended it.
+
+        Raises `Stuck` if a step does not happen.
+        """
 
         async def is_over() -> bool:
             return self.exit_code == 0 or self.kill_count != kill_count
@@ -260,7 +266,7 @@ class World:
         return [row.get("text", row.get("caption", "")) for row in chat["messages"] if row["from"]["is_bot"]]
 
     async def until_seen(self, chat_id: int, words: str, name: str = "") -> None:
-        """Wait until a message of the bot in a chat contains `words`. Raises `Stuck`."""
+        """Wait until a message of the bot in a chat contains `words`. Raises `Stuck` if a step does not happen."""
 
         async def is_seen() -> bool:
             return any(words in text for text in await self.visible(chat_id))

@@ -39,7 +39,7 @@ class Described(Exception):
 
 
 async def call(telegram: Telegram, bot: Bot, method: str, params: Json) -> tuple[Any, str | None]:
-    """Call a method, and return its result and its description. Raises `ApiError`."""
+    """Call a method, and return its result and its description. Raises `ApiError` if it is refused."""
     handler = METHODS.get(method)
     if handler is None:
         raise ApiError(404, "Not Found: method not found")

@@ -58,7 +58,7 @@ async def test_a_page_closed_during_a_form_leaves_nothing(
         assert status == 200
         async with asyncio.timeout(10):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # the handler ends in a later round of the event loop
+                await asyncio.sleep(0.01)  # the handler ends in a later iteration of the event loop
         writer.close()
     gc.collect()  # reports exceptions that were never retrieved
     assert intake.texts == ["still there"]

@@ -95,7 +95,7 @@ def known_line(row_id: int, speaker: str, text: str) -> _Line:
 
 @dataclass(slots=True)
 class _Text:
-    """Text to quote from: part of a row, or a line of the earlier record. Caches the lines found in it."""
+    """Source text of facts: part of a row, or a line of the earlier record. Caches the lines that are worth quoting."""
 
     id: int
     speaker: str

@@ -380,7 +380,7 @@ class ImageReader:
     async def read(self, workspace: WorkspaceHandle, parts: PathParts, context: ToolContext) -> str | ToolReply | None:
         """Return a picture, or a note for a model without image input, or None if the file is not a picture.
 
-        Raises `ToolError`.
+        Raises `ToolError` if the file cannot be read or stored.
         """
 
         def is_picture() -> bool:

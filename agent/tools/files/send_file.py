@@ -86,7 +86,10 @@ def _keep(workspace: WorkspaceHandle, parts: PathParts, files: AttachmentFolder,
 
 @locks(chat="context.chat_id")
 def _owe(db: Connection, context: ToolContext, file: StoredFile, caption: str, now: Millis) -> bool:
-    """Add a file to the outbox. Return False if the turn has already sent the same file. Raises `TurnMoved`."""
+    """Add a file to the outbox. Return False if the turn has already sent the same file.
+
+    Raises `TurnMoved` if the turn is no longer running.
+    """
     require_running(db, context.claim)
     key = f"turn:{context.turn_id}:file:{file.sha256}:{file.name}"
     if outbox.find_recipient(db, key) is not None:

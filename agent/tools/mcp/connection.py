@@ -65,7 +65,10 @@ class Connection:
             yield ServerCatalog(**lists, faults=faults)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> RemoteResult:
-        """Call a tool. Cancelling the caller also cancels the call on the server. Raises `ToolError`."""
+        """Call a tool. Cancelling the caller also cancels the call on the server.
+
+        Raises `ToolError` if the call fails or takes too long.
+        """
         params = types.CallToolRequestParams(name=tool, arguments=arguments)
         try:  # `call_tool` would check the result with the server's own patterns, which can be very slow
             result = await self._session.send_request(
@@ -102,8 +105,8 @@ async def _pages(
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
     """Return the items of a list, and a message about the error if one stopped the reading.
 
-    `kept` extracts the needed part of each item at once, because a page can be megabytes long. Raises `ToolError` if
-    the connection has ended.
+    `kept` extracts the needed part of each item immediately, because a page can be megabytes long. Raises `ToolError`
+    if the connection has ended.
     """
     found: list[T] = []
     cursor: str | None = None

@@ -94,7 +94,7 @@ def normalised(spec: str, zone: str) -> str:
 
 @lru_cache(maxsize=1_024)
 def parse_crontab(text: str) -> Crontab:
-    """Parse a cron expression of five fields, or a name such as `@daily`. Raises `ToolError`.
+    """Parse a cron expression of five fields, or a name such as `@daily`. Raises `ToolError` if it is invalid.
 
     >>> parse_crontab("30 8 * * mon-fri").weekdays == {1, 2, 3, 4, 5}
     True
@@ -117,7 +117,7 @@ def parse_crontab(text: str) -> Crontab:
 
 
 def _values(word: str, name: str, low: int, high: int, names: Sequence[str]) -> frozenset[int]:
-    """Return the numbers in a field of a cron expression. Raises `ToolError`."""
+    """Return the numbers in a field of a cron expression. Raises `ToolError` if the field is invalid."""
     found: set[int] = set()
     size = 7 if names is _WEEKDAYS else high - low + 1
     for part in word.split(","):
@@ -147,7 +147,7 @@ def _number(word: str, name: str, low: int, high: int, names: Sequence[str]) -> 
 def parse_local(text: str, zone: str) -> str:
     """Return a date with a time in its stored form, as local time in `zone`.
 
-    A time with a UTC offset is converted. Raises `ToolError`.
+    A time with a UTC offset is converted. Raises `ToolError` if `text` is not a date with a time.
 
     >>> parse_local("2026-11-24 08:00", "Europe/Berlin"), parse_local("2026-11-24T08:00Z", "Europe/Berlin")
     ('2026-11-24T08:00', '2026-11-24T09:00')
@@ -175,7 +175,10 @@ def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
 
 
 def last_occurrence(spec: str, zone: str, until: Millis) -> Occurrence | None:
-    """Return the last occurrence at or before a given time, or None if there is none. Raises `ToolError`."""
+    """Return the last occurrence at or before a given time, or None if there is none.
+
+    Raises `ToolError` if `spec` or `zone` is invalid.
+    """
     return _nearest(spec, zone, until, -1, lambda one: one.at <= until)
 
 

@@ -113,7 +113,7 @@ def command_words(
 ) -> Sequence[str | bytes]:
     """Return the program and arguments that wait at `GATE` and then run a shell command in `folder`.
 
-    Raises `ToolError`.
+    Raises `ToolError` if the command is empty or too long, or if the terminal cannot run commands.
     """
     if (fault := terminal_fault(settings)) is not None:
         raise ToolError(f"no command can run: {fault}")

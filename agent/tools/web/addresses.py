@@ -50,7 +50,7 @@ class AddressRejected(OSError):
 
 
 def open_socket(info: tuple[Any, ...], *, is_allowed: Callable[[str], bool]) -> socket.socket:
-    """Open a socket for a result of `socket.getaddrinfo`. Raises `AddressRejected`."""
+    """Open a socket for a result of `socket.getaddrinfo`. Raises `AddressRejected` if its address is not allowed."""
     family, kind, protocol, _, address = info
     check_address(str(address[0]), is_allowed=is_allowed)
     return socket.socket(family, kind, protocol)

@@ -236,7 +236,10 @@ class Lossless(ContextEngine):
 
 
 def _starts(pattern: str, texts: Sequence[str], *, is_regex: bool) -> list[int | None]:
-    """Return the index of the first match in each text, or None if the text has none. Raises `ValueError`."""
+    """Return the index of the first match in each text, or None if the text has none.
+
+    Raises `ValueError` if the regular expression is invalid.
+    """
     if is_regex:
         command = [sys.executable, "-I", "-c", _SEARCH, pattern]
         run = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, timeout=REGEX_SECONDS)

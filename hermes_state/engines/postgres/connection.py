@@ -76,7 +76,10 @@ class PostgresConnection:
 
     @classmethod
     def open(cls, url: str, name: str = NAME, seconds: int = 10) -> "PostgresConnection":
-        """Connect to `url` within `seconds`, with the session name `name`. Raises `psycopg.OperationalError`."""
+        """Connect to `url` within `seconds`, with the session name `name`.
+
+        Raises `psycopg.OperationalError` if the connection fails.
+        """
         try:
             raw = psycopg.connect(
                 url,

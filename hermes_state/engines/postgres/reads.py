@@ -66,7 +66,11 @@ class ShortReads:
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot. Retry if a shared transaction fails. Raises the errors of `call` and psycopg."""
+        """Run `call` on one snapshot, possibly in the same transaction as other reads. Return its result.
+
+        If the server rejects a shared transaction, each of its reads is retried alone. Propagates errors from `call`
+        and psycopg.
+        """
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:
