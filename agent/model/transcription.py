@@ -53,7 +53,7 @@ class TranscriptionClient(BaseClient[TranscriptionModel]):
     ) -> tuple[str, ModelCall]:
         """Return the text of a recording, which may be empty, and the row for the ledger.
 
-        `within`: time limit in seconds for all attempts together. Raises `ModelError` if all attempts fail.
+        `within`: time limit in seconds for all attempts together. Raises `ModelError` if the call fails.
         """
         (text, usage), took_ms = await self.call(
             lambda _show: self.model.transcribe(recording, name), payer=payer, purpose=PURPOSE, within=within

@@ -102,7 +102,7 @@ async def remove_deleted(
 ) -> list[ChatId]:
     """Remove all data of hidden chats. Return the chats in which a notice was enqueued.
 
-    Raises `StoreUnavailable` if the database is not available.
+    Raises `StoreUnavailable` if the database is not available, and `OSError` if a file cannot be removed.
     """
     hidden = await store.read(load_hidden_chats)
     for chat_id in hidden:
