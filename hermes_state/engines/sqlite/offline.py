@@ -92,8 +92,8 @@ def make_search_index(db: Connection) -> None:
 def open_offline_file(path: Path) -> Iterator[sqlite3.Connection | None]:
     """Open a database for reading while its daemon is not running. Yield None if it has no tables yet.
 
-    Raises `DatabaseRejected` if the file is not a database of the gateway, `StoreUnavailable` if it cannot be read, and
-    `LockUnavailable` if the daemon is running. In that case, ask the daemon for the data.
+    Raises `DatabaseRejected` if another program or a newer version wrote the file, `StoreUnavailable` if it cannot be
+    read, and `LockUnavailable` if the daemon is running. In that case, ask the daemon for the data.
     """
     refuse_held(path.with_name(path.name + ".lock"), what=f"the database {path}")
     check_ours(path)
