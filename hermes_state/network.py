@@ -60,7 +60,9 @@ Route: TypeAlias = Callable[[str, str], Proxy | None]
 
 
 def parsed_proxy(text: str) -> Proxy:
-    """Return the proxy at an address. An address without a scheme is an HTTP proxy. Raises `ValueError`.
+    """Return the proxy at an address. An address without a scheme is an HTTP proxy.
+
+    Raises `ValueError` if the address is invalid.
 
     >>> parsed_proxy("proxy.lan:3128").url, parsed_proxy("SOCKS5H://me:a%40b@[::1]").url
     ('http://proxy.lan:3128', 'socks5://me:a%40b@[::1]:1080')

@@ -114,7 +114,7 @@ class DocumentReader:
     ) -> DocumentText:
         """Read pages `first` to `last` of an open file. At most `max_images` pages without text are rendered.
 
-        Raises `UnreadableDocumentError`.
+        Raises `UnreadableDocumentError` if the pages cannot be read.
         """
         start = await asyncio.to_thread(os.pread, file.fileno(), 1_024, 0)
         is_pdf = b"%PDF-" in start
@@ -156,7 +156,10 @@ def _found(code: int, output: bytes, *, is_html: bool, first: int) -> DocumentTe
 async def store_images(
     found: DocumentText, name: str, chat_id: ChatId, scaler: ImageScaler, store: Store, clock: Clock
 ) -> tuple[Image, ...]:
-    """Store the images of a document's pages as if a person had sent them. Raises `OSError`."""
+    """Store the images of a document's pages as if a person had sent them.
+
+    Raises `OSError` if a file cannot be stored.
+    """
     images = []
     for image in found.images:
         file = await scaler.store(image.data, f"{name} page {image.number}.jpg")

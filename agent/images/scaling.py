@@ -82,7 +82,10 @@ class ImageScaler:
         return data or None
 
     async def store(self, data: bytes, name: str) -> StoredFile:
-        """Store a JPEG image that is within the default limits as a file and as its own copy. Raises `OSError`."""
+        """Store a JPEG image that is within the default limits as a file and as its own copy.
+
+        Raises `OSError` if the file cannot be stored.
+        """
 
         def run() -> StoredFile:
             fetched = self._files.new_file()

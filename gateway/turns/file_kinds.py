@@ -103,7 +103,7 @@ def read_text(path: Path, attachment: IncomingAttachment) -> DocumentText:
 async def read_document(
     reader: DocumentReader, path: Path, attachment: IncomingAttachment, chat_id: ChatId, max_images: int
 ) -> DocumentText:
-    """Return the text of a fetched PDF, Office or HTML file. Raises `AttachmentError`."""
+    """Return the text of a fetched PDF, Office or HTML file. Raises `AttachmentError` if the file cannot be read."""
     with await asyncio.to_thread(path.open, "rb") as file:
         try:
             return await reader.read(file, attachment.name, chat_id, max_images=max_images)

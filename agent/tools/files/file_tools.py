@@ -354,7 +354,10 @@ class ImageReader:
     async def read_document(
         self, workspace: WorkspaceHandle, parts: PathParts, asked: _Read, context: ToolContext
     ) -> ToolReply | None:
-        """Return pages of a PDF or Office file, or None if the file is of another kind. Raises `ToolError`."""
+        """Return pages of a PDF or Office file, or None if the file is of another kind.
+
+        Raises `ToolError` if the file cannot be read.
+        """
         path, first, last = "/".join(parts), *_page_range(asked.pages)
         is_first = asked.offset == asked.column == 1
         most = MAX_PAGE_IMAGES if context.sees_images and is_first else 0
