@@ -190,7 +190,7 @@ def start_error(url: str, error: Exception) -> HermesError:
     is_refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
     if is_refused or code in ("AccessDenied", "ExpiredToken", "InvalidToken"):  # not always with status 401 or 403
         return ConfigError(
-            f"attachments.url: the keys in attachments.options or the environment do not allow the gateway to "
+            f"attachments.options: these keys, or those in the environment, do not let the gateway "
             f"write, read and delete files in {url}, or the endpoint is wrong{f' ({code})' if code else ''}"
         )
     return ConfigError(f"attachments.url: {url} is not writable: {reason(error)}")

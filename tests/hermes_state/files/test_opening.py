@@ -89,12 +89,12 @@ def test_keys_without_all_rights_are_a_config_error(fake: FakeObjectStore, tmp_p
     fake.may_remove = method != "the right to remove"
     fake.faults[method] = 403
     said = refused(fake.url, fake.options, tmp_path / "cache")
-    assert f"do not allow the gateway to write, read and delete files in {fake.url}" in said
+    assert f"do not let the gateway write, read and delete files in {fake.url}" in said
 
 
 def test_a_setting_that_names_nothing_is_a_config_error(fake: FakeObjectStore, tmp_path: Path) -> None:
     cache, wrong = tmp_path / "cache", {**fake.options, "access_key_id": "SOMEBODY"}
-    assert "the keys in attachments.options" in refused(fake.url, wrong, cache)
+    assert "attachments.options: these keys" in refused(fake.url, wrong, cache)
     other = fake.url.replace(BUCKET, "other")
     assert "s3://other/gateway does not exist" in refused(other, fake.options, cache)
     assert "'endpiont'" in refused(fake.url, {**fake.options, "endpiont": "x"}, cache)
