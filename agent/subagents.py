@@ -21,7 +21,7 @@ from agent.settings import SubagentSettings
 from agent.tool_calls import ResultBudget
 from agent.tools.offers import OfferRegistry, OpenAccess, Policy, ToolAccess
 from agent.tools.planning import DELEGATE
-from agent.tools.registry import Tool, ToolRegistry
+from agent.tools.registry import OnStep, Tool, ToolRegistry
 from agent.turn import Agent
 from hermes_state import journal
 from hermes_state.aio import retried
@@ -93,8 +93,10 @@ class SubagentRunner:
         call: tuple[MessageId, str],
         task: str,
         tools: tuple[str, ...] | None,
+        *,
+        on_step: OnStep = lambda step: None,
     ) -> str:
-        """Run the sub-agent that a tool call requests, and return its report.
+        """Run the sub-agent that a tool call requests, and return its report. `on_step` receives its tool calls.
 
         After an interruption, the sub-agent continues from its stored rows. While the store is unavailable, the
         sub-agent waits. Raises `ToolError` if there is no report.
@@ -113,7 +115,7 @@ class SubagentRunner:
             opened = await self.store.write(open_subagent, parent, *call, task, self.clock.now())
             if isinstance(opened, RunningTurn):
                 with bound_contextvars(subagent_id=opened.id):
-                    return await self._work(opened, model.subagent_model() or model, access)
+                    return await self._work(opened, model.subagent_model() or model, access, on_step)
             if opened.state is not TurnState.FINISHED:
                 raise ToolError(opened.text)
             return opened.text
@@ -125,12 +127,12 @@ class SubagentRunner:
             except TurnMoved as error:
                 raise ToolError("the turn has ended") from error
 
-    async def _work(self, turn: RunningTurn, model: ModelHandle, access: SubagentAccess) -> str:
+    async def _work(self, turn: RunningTurn, model: ModelHandle, access: SubagentAccess, on_step: OnStep) -> str:
         began, seconds = time.monotonic(), self.settings.seconds
         agent = self._agent(turn, access)
         try:
             async with asyncio.timeout(seconds):
-                answer = await agent.run(turn, lambda _: None, model)
+                answer = await agent.run(turn, lambda _: None, model, on_step=on_step)
         except (StoreUnavailable, TurnMoved):
             raise
         except TimeoutError:

@@ -125,7 +125,11 @@ class ToolCallRunner:
         return found
 
     async def _run_one(self, message: Message, call: ToolCall, ready: ReadyCall, context: ToolContext) -> None:
-        reply = await ready.tool.reply(ready.arguments, replace(context, call=(message.id, call.id)))
+        key = message.id, call.id
+        step = ready.tool.step_of(ready.arguments, key, is_subagent=context.is_subagent)
+        context.on_step(step)
+        reply = await ready.tool.reply(ready.arguments, replace(context, call=key))
+        context.on_step(replace(step, state=reply.state))
         await self._finish(message, call, ready.tool, reply, context)
 
     async def _finish(

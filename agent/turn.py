@@ -4,10 +4,10 @@ Every step is committed before the next begins, so the stored rows alone show wh
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -24,7 +24,7 @@ from agent.model.client import CompletedCall, record_cancelled
 from agent.prompt import PromptBuilder
 from agent.tool_calls import ResultBudget, ToolCallRunner, ends_with_results, open_calls
 from agent.tools.offers import OfferRegistry
-from agent.tools.registry import PromptStatus, ToolContext
+from agent.tools.registry import OnStep, PromptStatus, ToolContext
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapExceeded, ReplyMalformed
@@ -57,10 +57,20 @@ SUBAGENT_ROUNDS_USED_UP = (
     "Another sub-agent can continue it.)"
 )
 
-Delegate: TypeAlias = Callable[
-    [RunningTurn, ModelHandle, tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]
-]
-"""Function that gives part of a turn's work to a sub-agent and returns a report. See `ToolContext.delegate`."""
+
+class Delegate(Protocol):
+    """Function that gives part of a turn's work to a sub-agent and returns a report. See `ToolContext.delegate`."""
+
+    async def __call__(
+        self,
+        parent: RunningTurn,
+        model: ModelHandle,
+        call: tuple[MessageId, str],
+        task: str,
+        tools: tuple[str, ...] | None,
+        *,
+        on_step: OnStep,
+    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +92,7 @@ class _RunState:
     turn: RunningTurn
     model: ModelHandle
     on_text: Callable[[str], None]
+    on_step: OnStep
     rounds: int
     refusals: int = 0
     is_unexplained: bool = False
@@ -123,6 +134,8 @@ class Agent:
         `delegate` runs sub-agents.
         """
         self._delegate, self._store, self._clock, self.prompts = delegate, store, clock, prompts
+        self.redact = redact
+        """Function that removes secrets from text."""
         self._max_tool_rounds, self._views, tools = max_tool_rounds, ViewCache(store), prompts.tools
         self._calls = ToolCallRunner(
             store=store,
@@ -156,11 +169,13 @@ class Agent:
         on_text: Callable[[str], None],
         model: ModelHandle,
         prompt: MeasuredPrompt | None = None,
+        *,
+        on_step: OnStep = lambda step: None,
     ) -> Answer:
         """Run a turn until it has an answer, starting at the step that the stored rows show.
 
-        While the answer is being written, `on_text` receives all of its text so far, and must not block. `prompt`: the
-        prompt that hygiene has just measured, if nothing has been stored since.
+        While the answer is being written, `on_text` receives all of its text so far, and must not block. `on_step`
+        receives the tool calls. `prompt`: the prompt that hygiene has just measured, if nothing has been stored since.
 
         Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped. A cancelled run can still have
         a write in the store's queue. So before you run the turn again in the same process, await another write, such as
@@ -172,7 +187,7 @@ class Agent:
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
         # Ask the store, because the view does not contain rounds that were compressed.
         rounds = await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
-        state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
+        state = _RunState(turn=turn, model=model, on_text=on_text, on_step=on_step, rounds=rounds)
         step = open_calls(view.transcript, turn.id)
         if step is not None:
             await self._calls.resume(turn, *step, self._context(state))
@@ -334,6 +349,7 @@ class Agent:
                 held_back=prompt.held_back,
                 compress=state.ask_compression,
             )
+        delegate = self._delegate
         return ToolContext.of(
             state.turn,
             self._store,
@@ -341,7 +357,8 @@ class Agent:
             result_size=self._calls.budget.longest(window),
             sees_images=state.model.images is not None,
             prompt=use,
-            delegate=None if self._delegate is None else partial(self._delegate, state.turn, state.model),
+            delegate=delegate and partial(delegate, state.turn, state.model, on_step=state.on_step),
+            on_step=state.on_step,
         )
 
 

@@ -13,7 +13,7 @@ so a slow or disconnected earlier owner cannot write.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -50,6 +50,7 @@ from hermes_state.turns import (
 )
 from hermes_state.values import (
     AttachmentId,
+    Button,
     ChatId,
     Document,
     EndReason,
@@ -165,6 +166,7 @@ def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxI
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
     """Start a turn for the `/retry` command, which answers the user's newest messages again."""
     turn_id, _ = _insert_turn(db, chat_id, starter, now)
+    outbox.end_offer(db, chat_id, "retry", now)
     claim = "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'"
     if db.execute(claim, (turn_id, command)).rowcount != 1:
         raise InboxMoved(f"command {command} was already settled")
@@ -172,16 +174,30 @@ def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: User
 
 
 def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
-    """Add the chat's waiting steers to its turn. Return how many were added (0 for a sub-agent).
+    """Add the chat's waiting steers to its turn. Return how many were added.
 
-    Raises `TurnMoved` if the turn is not running or `claim` is outdated.
+    A sub-agent gets copies of the texts. The messages keep waiting for the turn that called it. Raises `TurnMoved` if
+    the turn is not running or `claim` is outdated.
     """
     turn = require_running(db, claim)
-    waiting = inbox.load_waiting(db, turn.chat_id) if turn.parent is None else []
-    rows = [row for row in waiting if row.mode is inbox.InboxMode.STEER]
+    rows = [row for row in inbox.load_waiting(db, turn.chat_id) if row.mode is inbox.InboxMode.STEER]
+    if turn.parent is not None:
+        return _copy_steers(db, turn, rows, now)
     if rows:
         _bind(db, turn.id, turn.lineage_id, rows, {}, now)
     return len(rows)
+
+
+def _copy_steers(db: Connection, turn: RunningTurn, rows: Sequence[InboxRow], now: Millis) -> int:
+    """Add the texts of people's messages to a sub-agent's turn, each once. Return the number of new texts."""
+    query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'user'"
+    known = set(scalars(db, str, query, (turn.id,))) if rows else set()
+    texts = (f"Message from a person, sent while you work: {row.payload.text}" for row in rows if row.payload.text)
+    new = [text for text in dict.fromkeys(texts) if text not in known]
+    for text in new:
+        said = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text, turn_id=turn.id)
+        append_to_tip(db, turn.lineage_id, said, now)
+    return len(new)
 
 
 def _insert_turn(db: Connection, chat_id: ChatId, starter: UserRef, now: Millis) -> tuple[TurnId, LineageId]:
@@ -343,7 +359,8 @@ UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND epoch = ? AND
 RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(TICKET)},
   EXISTS (SELECT 1 FROM inbox l WHERE l.chat_id = turns.chat_id AND l.{inbox.WAITS} AND l.mode = 'steer'),
   EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = turns.chat_id AND o.{outbox.OPEN}),
-  EXISTS (SELECT 1 FROM turns k WHERE k.parent_turn_id = turns.id AND k.state = 'running')
+  EXISTS (SELECT 1 FROM turns k WHERE k.parent_turn_id = turns.id AND k.state = 'running'),
+  EXISTS (SELECT 1 FROM live_buttons b WHERE b.chat_id = turns.chat_id AND b.topic = 'retry')
 """
 
 
@@ -361,7 +378,7 @@ def finish_turn(
     closed = db.execute(_FINISH, (now, turn.id, turn.epoch)).fetchone()
     if closed is None:
         raise TurnMoved(f"turn {turn.id} is not running in epoch {turn.epoch}")
-    preview_ref, question_ref, ticket, has_late_steers, is_owed, has_subagents = closed
+    preview_ref, question_ref, ticket, has_late_steers, is_owed, has_subagents, has_retry = closed
     if has_subagents:  # a sub-agent's end was not stored, because the store failed
         _stop_subagents(db, turn, "the turn continued without this sub-agent", now)
     turn = msgspec.structs.replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
@@ -372,6 +389,8 @@ def finish_turn(
     _settle_inbox(db, turn, has_late_steers, now)
     reply = _reply(turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id)
     row = outbox.enqueue(db, reply, now, None if is_owed else rendered)
+    if has_retry:
+        outbox.end_offer(db, turn.chat_id, "retry", now)
     return message.id, row if row is not None and row.rendered is not None else None
 
 
@@ -404,15 +423,19 @@ def stop_turn(
         outbox.enqueue(db, _reply(turn, OutboxKind.FINAL, f"{text} …", message.id), now)
     elif turn.preview_ref is not None:
         outbox.enqueue(db, _reply(turn, OutboxKind.STATUS, notice, None), now)
+    outbox.end_offer(db, turn.chat_id, "retry", now)
     _close(db, turn, TurnState.STOPPED, reason, now)
     return True
 
 
 @locks(turn="claim.id")
-def fail_turn(db: Connection, claim: TurnClaim, error: str, sentence: str, now: Millis) -> bool:
+def fail_turn(
+    db: Connection, claim: TurnClaim, error: str, sentence: str, now: Millis, buttons: tuple[Button, ...] = ()
+) -> bool:
     """End a turn that cannot continue, and reply with `sentence`. Return False if it has ended or has a new owner.
 
-    `error` names the kind of failure for operators. A sub-agent's `sentence` goes to its caller.
+    `error` names the kind of failure for operators. A sub-agent's `sentence` goes to its caller. `buttons`
+    belong to the reply until the chat's next turn ends.
     """
     turn = find_unended(db, claim)
     if turn is None:
@@ -422,7 +445,8 @@ def fail_turn(db: Connection, claim: TurnClaim, error: str, sentence: str, now: 
         db, turn, "outcome unknown: the turn failed before the result arrived", ToolRunState.UNKNOWN, now
     )
     if turn.parent is None:
-        outbox.enqueue(db, _reply(turn, OutboxKind.ERROR, sentence, None), now)
+        reply = replace(_reply(turn, OutboxKind.ERROR, sentence, None), buttons=buttons)
+        outbox.offer(db, reply, "retry", now)
     _close(db, turn, TurnState.FAILED, error if turn.parent is None else sentence, now)
     return True
 

@@ -15,6 +15,7 @@ id>`. Closing the question stores an edit of each message with the key `<key>:cl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -221,6 +222,40 @@ def begin_send(
     elif parts is not None:
         _insert_parts(db, row_id, parts)
     return row
+
+
+OfferTopic: TypeAlias = Literal["retry", "undo"]
+
+
+@locks(chat="reply.chat_id")
+def offer(db: Connection, reply: Reply, topic: OfferTopic, now: Millis) -> OutboxRow | None:
+    """Store a reply whose buttons apply until `end_offer`. A chat has one such reply for each topic."""
+    end_offer(db, reply.chat_id, topic, now)
+    row = enqueue(db, reply, now)
+    if row is not None and reply.buttons:
+        values = (reply.chat_id, topic, reply.dedupe_key, reply.markdown)
+        db.execute("INSERT INTO live_buttons (chat_id, topic, dedupe_key, markdown) VALUES (?, ?, ?, ?)", values)
+    return row
+
+
+def end_offer(db: Connection, chat_id: ChatId, topic: OfferTopic, now: Millis) -> str | None:
+    """Enqueue an edit that removes the buttons of the chat's reply. Return its `dedupe_key`; None if there is none."""
+    query = "DELETE FROM live_buttons WHERE chat_id = ? AND topic = ? RETURNING dedupe_key, markdown"
+    ended = db.execute(query, (chat_id, topic)).fetchone()
+    if ended is None:
+        return None
+    key, markdown = ended
+    query = "SELECT platform_ref FROM outbox WHERE dedupe_key = ? ORDER BY part DESC LIMIT 1"
+    ref = scalar_or_none(db, str, query, (key,))
+    if ref is not None:  # else it was not sent, and its button says that it no longer applies
+        enqueue(db, Reply(chat_id=chat_id, markdown=markdown, dedupe_key=f"{key}{CLOSED}", replaces=ref), now)
+    return str(key)
+
+
+def load_offer(db: Connection, chat_id: ChatId, topic: OfferTopic) -> str | None:
+    """Load the `dedupe_key` of the chat's reply whose buttons apply; None if there is none."""
+    query = "SELECT dedupe_key FROM live_buttons WHERE chat_id = ? AND topic = ?"
+    return scalar_or_none(db, str, query, (chat_id, topic))
 
 
 CLOSED = ":closed"  # end of the dedupe key of an edit that closes a question

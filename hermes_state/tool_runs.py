@@ -7,8 +7,8 @@ from enum import StrEnum
 import msgspec
 
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, scalar, scalar_or_none
-from hermes_state.values import ChatId, Image, MessageId, Millis, SessionId, ToolCall, TurnId
+from hermes_state.store.sql import Connection, scalar, scalar_or_none, select
+from hermes_state.values import ChatId, Image, LineageId, MessageId, Millis, SessionId, ToolCall, TurnId
 
 
 class ToolRunState(StrEnum):
@@ -53,6 +53,29 @@ def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, T
     """Load the states of an answer's tool calls, keyed by tool call id. Calls that have not begun are left out."""
     query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
+
+
+class ToolRunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call of a turn, or of a sub-agent of the turn."""
+
+    call_message_id: MessageId
+    tool_call_id: str
+    tool_name: str
+    state: ToolRunState
+    started_at: Millis
+    ended_at: Millis | None
+    is_subagent: bool
+
+
+def load_newest_runs(db: Connection, lineage_id: LineageId, skip: int, limit: int) -> list[ToolRunRow]:
+    """Load the calls of a lineage's newest turn and of its sub-agents, in the order in which they began."""
+    query = """WITH newest AS (SELECT max(id) AS id FROM turns WHERE lineage_id = ?)
+    SELECT r.call_message_id, r.tool_call_id, r.tool_name, r.state, r.started_at, r.ended_at,
+      r.turn_id <> (SELECT id FROM newest) AS is_subagent
+    FROM tool_runs r WHERE r.turn_id = (SELECT id FROM newest)
+      OR r.turn_id IN (SELECT t.id FROM turns t WHERE t.parent_turn_id = (SELECT id FROM newest))
+    ORDER BY r.id LIMIT ? OFFSET ?"""
+    return select(db, ToolRunRow, query, (lineage_id, limit, skip))
 
 
 @locks(session="session_id")

@@ -135,29 +135,30 @@ def load_running(db: Connection, turn_id: TurnId) -> RunningTurn:
 class StoredText(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: TurnId
     text: str
+    line: str  # what the turn's tools do, for people
     moved: RunningTurn | None  # the turn, if its epoch is new to the caller
 
 
 @locks(turn="claim.id")
-def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> None:
-    """Store the partial answer of the caller's turn, for the node that shows the preview."""
-    query = """INSERT INTO previews (turn_id, text, shown_at)
-    SELECT id, CAST(:text AS TEXT), CAST(:now AS BIGINT) FROM turns
+def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis, line: str = "") -> None:
+    """Store the partial answer and the line about the steps of the caller's turn, for the node that shows them."""
+    query = """INSERT INTO previews (turn_id, text, line, shown_at)
+    SELECT id, CAST(:text AS TEXT), CAST(:line AS TEXT), CAST(:now AS BIGINT) FROM turns
     WHERE id = :turn_id AND epoch = :epoch AND state = 'running'
-    ON CONFLICT (turn_id) DO UPDATE SET text = excluded.text, shown_at = excluded.shown_at"""
-    db.execute(query, {"text": text, "now": now, "turn_id": claim.id, "epoch": claim.epoch})
+    ON CONFLICT (turn_id) DO UPDATE SET text = excluded.text, line = excluded.line, shown_at = excluded.shown_at"""
+    db.execute(query, {"text": text, "line": line, "now": now, "turn_id": claim.id, "epoch": claim.epoch})
 
 
 def load_previews(db: Connection, turn_ids: Iterable[TurnId], known: Mapping[TurnId, int]) -> list[StoredText]:
     """Load the previews of running turns. If a turn's epoch differs from the one in `known`, also load the turn."""
-    query = """SELECT t.epoch, p.text FROM previews p JOIN turns t ON t.id = p.turn_id
+    query = """SELECT t.epoch, p.text, p.line FROM previews p JOIN turns t ON t.id = p.turn_id
     WHERE p.turn_id = ? AND t.state = 'running'"""
     found = []
     for turn_id in turn_ids:
         if (row := db.execute(query, (turn_id,)).fetchone()) is not None:
-            epoch, text = row
+            epoch, text, line = row
             moved = None if known.get(turn_id) == epoch else find_turn(db, turn_id)
-            found.append(StoredText(turn_id=turn_id, text=text, moved=moved))
+            found.append(StoredText(turn_id=turn_id, text=text, line=line, moved=moved))
     return found
 
 

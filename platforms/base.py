@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Protocol
 
 from hermes_state.errors import MessageRejected, PlatformUnavailable
-from hermes_state.values import ChatKey, Cursor, InboundEvent, InboundMessage, IncomingAttachment, Millis, OutboundPart
+from hermes_state.values import (
+    Button,
+    ChatKey,
+    Cursor,
+    InboundEvent,
+    InboundMessage,
+    IncomingAttachment,
+    Millis,
+    OutboundPart,
+)
 from platforms.console import Console
 
 
@@ -34,6 +43,8 @@ class Capabilities:
     """Maximum size of a file, in bytes; 0 if the platform accepts no files."""
     preview_seconds: float | None = None
     """Seconds after which a preview without a placeholder disappears unless it is shown again. None: it stays."""
+    shows_steps: bool = False
+    """True if previews show the turn's steps and a Stop button. False if the platform shows the progress itself."""
     finds_previews: bool = False
     """True if `show` can find a turn's placeholder by the turn's id (`Preview.number`)."""
 
@@ -153,6 +164,8 @@ class Preview:
     """Id of the placeholder message that an earlier preview created; None for the first preview."""
     reply_to: str | None = None
     """Id of the message that the placeholder replies to. A later edit cannot turn the placeholder into a reply."""
+    buttons: tuple[Button, ...] = ()
+    """Buttons below the preview. A preview with buttons needs a placeholder message."""
     since: Millis | None = None
     """If set, send nothing. Instead, find the turn's placeholder, which was sent after this time but never recorded."""
 

@@ -13,12 +13,13 @@
 """
 
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH, recall_tools
-from agent.tools.registry import Tool, ToolContext, ToolFunction, ToolRegistry, ToolReply, failed, tool
+from agent.tools.registry import StepWords, Tool, ToolContext, ToolFunction, ToolRegistry, ToolReply, failed, tool
 from hermes_state.values import ToolEffect
 
 __all__ = [
     "HISTORY_OPEN",
     "HISTORY_SEARCH",
+    "StepWords",
     "Tool",
     "ToolContext",
     "ToolEffect",

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from agent.memory.notes import MemoryDirectory, Person, Target, added, one_line, read_text, replaced
 from agent.memory.skills import SKILL_FILE, SkillCatalog, SkillInfo
-from agent.tools.registry import Arguments, Tool, ToolContext, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, tool
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
 from hermes_state.transcripts import load_sender_name
@@ -37,6 +37,7 @@ def memory_tool(notes: MemoryDirectory) -> Tool:
         effect=ToolEffect.WRITES,
         needs_approval=False,
         instructs=lambda change: (change.action, change.target) != ("remove", "user"),
+        step=StepWords(doing="Updating my notes", did="updated my notes"),
     )
     async def memory(change: NoteChange, context: ToolContext) -> str:
         person = None
@@ -91,6 +92,7 @@ def skill_tool(catalog: SkillCatalog) -> Tool:
         effect=ToolEffect.READ_ONLY,
         why_unavailable=lambda: None if catalog.skills else f"there are no skills in {catalog.path.name}/",
         is_persisted=False,
+        step=StepWords(doing="Reading the skill", did="read skills", about=lambda asked: asked.name),
     )
     async def skill(asked: _SkillFile, context: ToolContext) -> str:
         if asked.name not in catalog.skills:

@@ -15,7 +15,7 @@ import orjson
 from msgspec import Meta
 
 from agent.model.usage import estimated_schema_tokens
-from agent.tools.registry import Arguments, Tool, ToolContext, ToolRegistry, parsed, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, ToolRegistry, parsed, tool
 from hermes_state.errors import ToolError
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
@@ -186,6 +186,7 @@ def more_tools(behind: Iterable[Tool]) -> Tool:
         description=f"Finds and runs tools that are not listed: {names}{', …' if len(tools) > MAX_NAMED else ''}.",
         effect=ToolEffect.READ_ONLY,
         is_persisted=False,
+        step=StepWords(doing="Looking for a tool", did="looked for tools"),
     )
     async def run(arguments: _MoreTools, context: ToolContext) -> str:
         name = arguments.tool

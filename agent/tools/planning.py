@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from agent.tools.registry import Arguments, Tool, ToolContext, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, tool
 from hermes_state.errors import ToolError
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
@@ -41,6 +41,7 @@ def todo_tool(clock: Clock) -> Tool:
         "messages leave your view. Call it without items to see the list.",
         effect=ToolEffect.WRITES,
         needs_approval=False,
+        step=StepWords(doing="Updating the to-do list", did="updated the to-do list"),
     )
     async def todo(arguments: _TodoList, context: ToolContext) -> str:
         if arguments.items is None:
@@ -100,6 +101,7 @@ class _Task(Arguments, frozen=True):
     "Several calls in one step run in parallel. It cannot ask questions or do anything that needs approval.",
     effect=ToolEffect.READ_ONLY,  # so that a restart repeats the call, which continues its sub-agent
     timeout_seconds=86_400.0,  # includes waiting for other sub-agents; other limits normally end the task much earlier
+    step=StepWords(doing="Working with a sub-agent on", did="used sub-agents", about=lambda asked: asked.task),
 )
 async def delegate_tool(arguments: _Task, context: ToolContext) -> str:
     """Run a task in a sub-agent and return its report. The sub-agent's calls follow the chat's approval policy."""
@@ -122,6 +124,7 @@ class _Window(Arguments, frozen=True):
     description="Show how full your context window is. `compress` summarises earlier messages but keeps details on "
     "`focus`.",
     effect=ToolEffect.READ_ONLY,
+    step=StepWords(doing="Checking the context window", did="checked the context window"),
 )
 async def context_tool(arguments: _Window, context: ToolContext) -> str:
     """Return how full the context window is, or request a compression."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from agent.tools.registry import Arguments, Tool, ToolContext, ToolReply, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, ToolReply, tool
 from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.search.fuzzy import search_in_other_words
 from hermes_state.search.index import load_progress
@@ -50,6 +50,7 @@ class _Open(Arguments, frozen=True):
     effect=ToolEffect.READ_ONLY,
     is_persisted=False,
     is_essential=True,
+    step=StepWords(doing="Searching this chat for", did="searched this chat", about=lambda asked: asked.query),
 )
 async def _search(asked: _Search, context: ToolContext) -> str:
     query, since = asked.query, None if asked.since is None else _millis(asked.since)
@@ -80,6 +81,7 @@ async def _search(asked: _Search, context: ToolContext) -> str:
     effect=ToolEffect.READ_ONLY,
     is_persisted=False,
     is_essential=True,
+    step=StepWords(doing="Reading message", did="read earlier messages", about=lambda asked: asked.id),
 )
 async def _open(asked: _Open, context: ToolContext) -> str | ToolReply:
     name, offset, limit = asked.id, asked.offset, asked.limit

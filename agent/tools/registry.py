@@ -83,6 +83,7 @@ class ToolContext:
 
     Raises `ToolError` if the sub-agent cannot run. None in the turn of a sub-agent.
     """
+    on_step: "OnStep" = lambda step: None
 
     @property
     def claim(self) -> TurnClaim:
@@ -105,6 +106,32 @@ class ToolContext:
             **more,
         )
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWords:
+    """Words that tell people about a tool's calls, such as “Reading” and “read files”.
+
+    `about` returns the subject of one call, such as a file's name. The model wrote it, so nobody can trust it.
+    """
+
+    doing: str
+    did: str
+    about: Callable[[Any], str] = lambda arguments: ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Tool call of a turn or of its sub-agent, in words for people. `about` is not trusted and can be long."""
+
+    key: tuple[MessageId, str]
+    words: StepWords
+    about: str
+    is_subagent: bool = False
+    state: ToolRunState = ToolRunState.STARTED
+
+
+OnStep: TypeAlias = Callable[[Step], None]
+"""Function that receives each step when it begins and again when it has ended. Must not block."""
 
 ToolFunction: TypeAlias = Callable[[Any, ToolContext], Awaitable["str | ToolReply"]]
 """Function that a tool runs. Receives parsed arguments, and returns the result for the model or raises `ToolError`."""
@@ -154,10 +181,22 @@ class Tool:
     """True if the tool is in every prompt, even for small context windows."""
     source: str = ""
     """Plugin or server that provides the tool. Empty for built-in tools."""
+    step: StepWords | None = None
+    """Words that tell people about the calls. None: a general sentence with the tool's name."""
 
     @property
     def schema(self) -> ToolSchema:
         return ToolSchema(name=self.name, description=self.description, parameters=schema_of(self.parameters))
+
+    def step_of(self, arguments: Any, key: tuple[MessageId, str], *, is_subagent: bool = False) -> Step:
+        """Return a call, which begins now, as a step for people."""
+        words = self.step or GENERAL_STEP
+        try:
+            about = self.name if self.step is None else words.about(arguments)
+        except Exception:  # a plugin's function must not end the turn
+            log.exception("tool.step_failed", tool=self.name)
+            about = self.name
+        return Step(key=key, words=words, about=about, is_subagent=is_subagent)
 
     async def reply(self, arguments: Any, context: ToolContext) -> "ToolReply":
         """Run the tool with parsed arguments. Every error in the tool becomes a reply."""
@@ -176,6 +215,9 @@ class Tool:
             note = f"[cut here: the result had {len(reply.text):,} characters]"
             reply = replace(reply, text=f"{reply.text[:limit]}\n{note}")
         return reply
+
+
+GENERAL_STEP = StepWords(doing="Using the tool", did="used other tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

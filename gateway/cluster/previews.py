@@ -40,13 +40,14 @@ class StoredPreview(TurnPreview):
         self.is_stored = True
         while True:
             self._changed.clear()
-            text = self.text
+            text, state = self.text, self._state
             try:
-                await self._store.write(store_preview, self._turn, text, self._clock.now())
+                line = await self._line()
+                await self._store.write(store_preview, self._turn, text, self._clock.now(), line)
             except StateError as error:
                 log.debug("preview.failed", error=type(error).__name__)
             await asyncio.sleep(STORE_SECONDS)
-            if self.text == text:
+            if self._state == state:
                 await wait_until(self._changed, BEAT_SECONDS - STORE_SECONDS)
 
 
@@ -55,6 +56,8 @@ class RemotePreview(LivePreview):
 
     _typing_overlap_seconds = BEAT_SECONDS + 0.5  # the typing signal is renewed only after a write
     heard_at = 0.0
+    line = ""
+    """Stored line about the turn's steps."""
 
     @property
     def turn(self) -> RunningTurn:
@@ -64,15 +67,22 @@ class RemotePreview(LivePreview):
         super().show(text)
         self.heard_at = time.monotonic()
 
+    async def _line(self) -> str:
+        return self.line
+
+    @property
+    def _state(self) -> tuple[str, object]:
+        return self.text, self.line
+
     def move(self, turn: RunningTurn) -> None:
         """Continue the preview of a turn that another node has resumed, and store its placeholder again if needed."""
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
         """Pause after showing text, then wait for new text. Text that arrives during the wait is shown immediately."""
-        if was_sent or self.text != self._shown:
+        if was_sent or self._state != self._shown_state:
             await wait_until(self._closed, pause)
-        if self.text == self._shown and not self._closed.is_set():
+        if self._state == self._shown_state and not self._closed.is_set():
             await wait_until(self._changed, None)
 
     def _is_typing_due(self) -> bool:
@@ -148,6 +158,7 @@ class RemotePreviews:
             one.begin()
         elif turn is not None:
             one.move(turn)
+        one.line = stored.line
         one.show(stored.text)
 
     async def _close(self, one: RemotePreview) -> str | None:

@@ -16,7 +16,8 @@ from agent.context.job import (
 from agent.context.model_handle import ModelHandle
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
 from gateway.config.context_settings import NoticeConfig
-from gateway.outbound.notices import accuracy_sentence
+from gateway.outbound.notices import accuracy_sentence, undo_buttons
+from hermes_state import outbox
 from hermes_state.errors import CommandError, LineageMoved
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
@@ -38,7 +39,9 @@ async def compress(request: CommandRequest) -> CommandResult:
     context, model = runtime.agent.context, runtime.model_of(session.chosen_model)
     if word == "preview":
         return say(_preview_text(await context.preview(conversation, model)))
-    if word == "undo":
+    if (undo := re.fullmatch(r"undo(?: #(\w{4,64}))?", word)) is not None:
+        if undo[1] not in (None, session.short_key.lower()):
+            raise CommandError("The conversation has changed since, so this compression can no longer be undone here.")
         return await _plan_undo(context, conversation, model)
     keep_turns = int(here[1]) if here is not None else None
     if keep_turns == 0:
@@ -62,7 +65,8 @@ def _settle(
     outcome = context.settle(db, result, now)
     accuracy = accuracy_sentence(outcome.compressions, notices) if isinstance(outcome, Compressed) else None
     text = _outcome_text(outcome) + (f"\n{accuracy}" if accuracy is not None else "")
-    return CommandReply(markdown=text, on_commit=partial(log_outcome, result, outcome))
+    buttons = undo_buttons(outcome) if isinstance(outcome, Compressed) else ()
+    return CommandReply(markdown=text, buttons=buttons, offer="undo", on_commit=partial(log_outcome, result, outcome))
 
 
 def _outcome_text(outcome: CompressionOutcome) -> str:
@@ -78,9 +82,7 @@ def _details(outcome: Compressed) -> list[str]:
         reason = prepared.failure.rstrip(".")
         written = f"No model could write a summary ({reason}), so I made a list of the key points without a model"
     focus = f", with the focus “{topic}”" if topic else ""
-    # Undo is offered only if the restored conversation would leave some room in the context window.
-    can_undo = outcome.job.tokens_before * 100 <= outcome.job.limits.input_window * 96
-    undo = " `/compress undo` reverses this." if can_undo else ""
+    undo = " `/compress undo` reverses this." if undo_buttons(outcome) else ""
     replaced = f"{counted(prepared.summarised, 'message')} for the model"
     if prepared.stands_for > prepared.summarised:
         replaced += f" ({prepared.stands_for:,} including earlier summaries)"
@@ -108,6 +110,7 @@ def _undo(undoing: UndoPreview, db: Connection, now: Millis) -> str:
         child = settle_undo(db, undoing, now)
     except LineageMoved:
         raise CommandError("The conversation has changed, so nothing was undone. Please try again.") from None
+    outbox.end_offer(db, undoing.plan.tip.chat_id, "undo", now)
     return (
         f"Compression undone: I see {counted(len(undoing.plan.transcript), 'message')} again, about "
         f"{undoing.tokens:,} of {undoing.limits.input_window:,} tokens (estimate). The conversation continues with the "

@@ -1,6 +1,7 @@
 """Commands about conversations: /new /title /sessions /resume /history /rules."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -8,7 +9,7 @@ from agent.context.carried.rules import drop_notice
 from agent.context.carried.sections import rules_in_view
 from gateway.commands.registry import CommandRequest, CommandResult, say, set_in_session, transaction
 from gateway.times import format_time
-from hermes_state import sessions
+from hermes_state import outbox, sessions
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
@@ -29,6 +30,10 @@ from hermes_state.values import (
 RULES_HINT = "Send `/rules` to list the rules, or `/rules drop m12` with the id of a rule."
 
 
+SESSIONS_PER_PAGE = 15
+MAX_PAGES = 100
+
+
 async def new(request: CommandRequest) -> CommandResult:
     title = _title(request.argument) if request.argument else None
     context = request.context
@@ -44,12 +49,19 @@ async def new(request: CommandRequest) -> CommandResult:
 def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str:
     before = sessions.load_active(db, chat_id)
     started = sessions.reset(db, chat_id, now)
+    _end_offers(db, chat_id, now)
     if title is not None:
         sessions.set_title(db, started.id, title)
     text = "Started a new conversation." if title is None else f"Started a new conversation, “{title}”."
     if before is not None and sessions.count_messages(db, before.lineage_id):
         text += f" `/resume {before.short_key}` goes back to the previous one."
     return text
+
+
+def _end_offers(db: Connection, chat_id: ChatId, now: Millis) -> None:
+    """Remove the buttons that concern the conversation that the chat leaves."""
+    outbox.end_offer(db, chat_id, "retry", now)
+    outbox.end_offer(db, chat_id, "undo", now)
 
 
 async def title(request: CommandRequest) -> CommandResult:
@@ -73,9 +85,12 @@ def _title(argument: str) -> str:
 
 
 async def list_sessions(request: CommandRequest) -> CommandResult:
-    found = await request.context.store.read(sessions.list_conversations, request.chat.id, 15)
+    page = min(request.number(1) or 1, MAX_PAGES)
+    limit = page * SESSIONS_PER_PAGE
+    loaded = await request.context.store.read(sessions.list_conversations, request.chat.id, limit + 1)
+    found = loaded[limit - SESSIONS_PER_PAGE : limit]
     if not found:
-        return say("This chat has no conversation yet.")
+        return say("This chat has no conversation yet." if page == 1 else "This chat has no more conversations.")
     lines, buttons = [], []
     for conversation in found:
         begun = shortened(conversation.first_words)
@@ -86,7 +101,8 @@ async def list_sessions(request: CommandRequest) -> CommandResult:
         if not conversation.is_active:
             buttons.append(Button(label=shortened(name, 30), command=f"/resume {key}"))
     listed = "Conversations in this chat:\n" + "\n".join(lines) + "\n\nTo go back to one, send `/resume <id>`."
-    return say(listed, *buttons[:5])
+    older = [Button(label="Older", command=f"/sessions {page + 1}")] if len(loaded) > limit and page < MAX_PAGES else []
+    return say(listed, *buttons[:5], *older)
 
 
 _RESUME_REFUSALS = {
@@ -105,6 +121,7 @@ def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
         tip = sessions.resume(db, request.chat.id, request.argument, now)
     except LookupRejected as error:
         raise CommandError(_RESUME_REFUSALS[error.reason].format(name=error.name)) from error
+    _end_offers(db, request.chat.id, now)
     name = sessions.load_title(db, tip.lineage_id)
     called = f" “{name}”" if name else ""
     messages = counted(sessions.count_messages(db, tip.lineage_id), "message")
@@ -112,16 +129,20 @@ def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
 
 
 async def history(request: CommandRequest) -> CommandResult:
-    count = request.number(10)
-    if count is None:
+    words = re.fullmatch(r"(\d+)?(?:\s+(\d{1,4}))?", request.argument)
+    if words is None or words[1] == "0":
         raise CommandError("Send `/history`, or `/history 30` for the last 30 messages.")
-    rows, hidden = await request.context.store.read(_load_history, request.chat.id, min(50, count))
+    count, skip = min(50, int((words[1] or "10")[:9])), int(words[2] or 0)
+    rows, hidden = await request.context.store.read(_load_history, request.chat.id, count + skip + 1)
+    has_older, rows = len(rows) > count + skip, rows[max(0, len(rows) - count - skip) : len(rows) - skip]
     lines = []
     for row in rows:
         who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
         mark = " (undone)" if row.id in hidden else ""
         lines.append(f"**{who}**, {format_time(row.created_at, request.zone)}{mark}\n{shortened(row.text or '', 280)}")
-    return say("\n\n".join(lines) or "This conversation has no messages yet.")
+    older = (Button(label="Older", command=f"/history {count} {skip + count}"),) if has_older else ()
+    empty = "This conversation has no older messages." if skip else "This conversation has no messages yet."
+    return say("\n\n".join(lines) or empty, *older)
 
 
 def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcript, set[MessageId]]:

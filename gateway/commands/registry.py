@@ -20,7 +20,7 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.aio import cancel_all
 from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
-from hermes_state.outbox import Reply
+from hermes_state.outbox import OfferTopic, Reply
 from hermes_state.redaction import Redactor
 from hermes_state.sessions import Session
 from hermes_state.store.sql import Connection
@@ -61,6 +61,8 @@ class CommandReply:
     other_chat: ChatId | None = None
     """Another chat for which the command's transaction also stored a reply."""
     on_commit: Callable[[], object] | None = None
+    offer: OfferTopic | None = None
+    """Topic of the buttons if they apply only for a time."""
     is_urgent: bool = False
     """True to send this reply before earlier unsent replies."""
 

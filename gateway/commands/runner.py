@@ -176,7 +176,11 @@ def _carry_out(
         return result
     reply = result if isinstance(result, CommandReply) else CommandReply(markdown=result)
     inbox.settle(db, row.id, InboxState.DONE, now)
-    outbox.enqueue(db, reply_to(row, chat, reply, f"inbox:{row.id}"), now)
+    stored_reply = reply_to(row, chat, reply, f"inbox:{row.id}")
+    if reply.offer is not None:
+        outbox.offer(db, stored_reply, reply.offer, now)
+    else:
+        outbox.enqueue(db, stored_reply, now)
     return reply
 
 

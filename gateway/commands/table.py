@@ -31,7 +31,13 @@ COMMANDS = (
         moderated=".*",
     ),
     Command("title", CHANGE, conversations.title, "show or set the conversation's title", (_TITLE,)),
-    Command("sessions", READ, conversations.list_sessions, "list this chat's conversations"),
+    Command(
+        "sessions",
+        READ,
+        conversations.list_sessions,
+        "list this chat's conversations",
+        (Option("page", "the page of the list", is_number=True),),
+    ),
     Command(
         "resume",
         CHANGE,
@@ -54,7 +60,7 @@ COMMANDS = (
         "summarise older messages for the model; also `here N`, `preview`, `undo`",
         (Option("topic", "the topic to keep in full detail", has_suggestions=True),),
         suggest=lambda _runtime: ("preview", "undo", "here 3"),
-        moderated="undo",
+        moderated=r"undo( #\w+)?",
     ),
     Command(
         "rules",
@@ -154,6 +160,14 @@ COMMANDS = (
         tools.tools,
         "list the agent's tools and which of them need approval",
         actions=(Action("list", "show the tools"), Action("forget", "revoke all saved permissions")),
+    ),
+    Command(
+        "steps",
+        READ,
+        tools.steps,
+        "list the steps of the last answer; `off`, `short` or `full` sets what this chat sees during an answer",
+        (Option("show", "a level, or the page of the list", ("off", "short", "full")),),
+        moderated="off|short|full",
     ),
     Command(
         "stop",

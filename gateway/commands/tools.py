@@ -1,7 +1,12 @@
-"""`/tools` and `/mcp` list the agent's tools. `/approve` and `/deny` answer its approval requests."""
+"""`/tools` and `/mcp` list the agent's tools. `/approve` and `/deny` answer its approval requests.
+
+`/steps` lists the tool calls of the last answer.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import tzinfo
 from functools import partial
 from typing import TypeAlias
@@ -9,18 +14,20 @@ from typing import TypeAlias
 from agent.tools.approvals import inline
 from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.offers import OfferRegistry, Policy
-from agent.tools.registry import Tool
+from agent.tools.registry import GENERAL_STEP, Step, Tool, parsed
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
 from gateway.times import format_time
+from gateway.turns.steps import LEVELS, level_key, listed
 from hermes_state.admin.pairings import UserRole
-from hermes_state.errors import CommandError
+from hermes_state.errors import CommandError, ToolError
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, save_note
 from hermes_state.text import counted
-from hermes_state.tool_runs import load_offer
+from hermes_state.tool_runs import load_newest_runs, load_offer
 from hermes_state.tools import approvals
 from hermes_state.tools.approvals import Answerer, ApprovalState, GrantKind, PendingApproval
-from hermes_state.values import Millis, ToolEffect
+from hermes_state.transcripts import load_message
+from hermes_state.values import Button, ChatId, LineageId, Millis, ToolEffect
 
 Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApproval], Millis], str]
 """Stores the decision on the given approval requests and returns the reply."""
@@ -70,6 +77,55 @@ def _forget(request: CommandRequest, db: Connection, _now: Millis) -> str:
         raise CommandError("In a shared chat, only admins can revoke saved permissions.")
     count = approvals.revoke_grants(db, request.chat.id)
     return f"Revoked {counted(count, 'permission')}. I will ask again." if count else "There are no saved permissions."
+
+
+STEPS_PER_PAGE = 20
+
+
+async def steps(request: CommandRequest) -> CommandResult:
+    """List the steps of the last answer, or choose how much of them the chat sees while the agent works."""
+    word = request.argument.lower()
+    if word in LEVELS:
+        what = {"off": "no longer show my steps", "short": "show the current step", "full": "list my steps"}[word]
+        return CommandResult(apply=partial(_set_level, request.chat.id, word, f"While I work, I will {what} here."))
+    page = request.number(1)
+    if page is None:
+        raise CommandError("Send `/steps` to see the steps of the last answer, or `/steps off`, `short` or `full`.")
+    session = await request.load_open_session()
+    skip = (min(page, 1_000) - 1) * STEPS_PER_PAGE
+    found = await request.context.store.read(_load_steps, request, session.lineage_id, skip) if session else []
+    if not found:
+        return say("The last answer used no tools." if page == 1 else "The last answer has no more steps.")
+    redact = request.redactor
+    lines = [
+        f"{number}. {listed(step, redact, milliseconds)}"
+        for number, (step, milliseconds) in enumerate(found[:STEPS_PER_PAGE], start=skip + 1)
+    ]
+    more = (Button(label="More", command=f"/steps {page + 1}"),) if len(found) > STEPS_PER_PAGE else ()
+    return say("Steps of the last answer:\n" + "\n".join(lines), *more)
+
+
+@locks("notes")
+def _set_level(chat_id: ChatId, level: str, text: str, db: Connection, now: Millis) -> str:
+    save_note(db, level_key(chat_id), level)
+    return text
+
+
+def _load_steps(
+    db: Connection, request: CommandRequest, lineage_id: LineageId, skip: int
+) -> list[tuple[Step, int | None]]:
+    registry, found = request.context.runtime.agent.offers.registry, list[tuple[Step, int | None]]()
+    for run in load_newest_runs(db, lineage_id, skip, STEPS_PER_PAGE + 1):
+        key = run.call_message_id, run.tool_call_id
+        calls = {call.id: call for call in load_message(db, run.call_message_id).body.calls}
+        call, tool = calls.get(run.tool_call_id), registry.get(run.tool_name)
+        step = Step(key=key, words=GENERAL_STEP, about=run.tool_name)
+        if tool is not None and call is not None:
+            with suppress(ToolError):  # the arguments were invalid, or the tool was called through `more_tools`
+                step = tool.step_of(parsed(call.arguments, tool.parameters), key)
+        took = None if run.ended_at is None else run.ended_at - run.started_at
+        found.append((replace(step, state=run.state, is_subagent=run.is_subagent), took))
+    return found
 
 
 async def approve(request: CommandRequest) -> CommandResult:

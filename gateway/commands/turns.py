@@ -1,5 +1,6 @@
-"""Commands about the turns of a chat: /stop /retry /undo, and /queue and /steer, which add text to a turn."""
+"""Commands about the turns of a chat: /stop /steps /retry /undo, and /queue and /steer, which add text to a turn."""
 
+import re
 from functools import partial
 
 from gateway.commands import compression
@@ -12,7 +13,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.transcripts import View, hide, load_view, split_exchanges, undoable_exchanges
 from hermes_state.turns import RunningTurn, find_open_turn, find_turn, was_stopped
-from hermes_state.values import ChatId, InboxId, Millis, Origin, UserRef
+from hermes_state.values import ChatId, InboxId, Millis, Origin, TurnId, UserRef
 
 STOPPED = "stopped with /stop"
 
@@ -26,7 +27,7 @@ async def stop(request: CommandRequest) -> CommandResult:
     """
     lanes, store, chat_id = request.context.lanes, request.context.store, request.chat.id
     argument = request.argument.lower()
-    if argument not in ("", "all"):
+    if argument not in ("", "all") and named_turn(argument) is None:
         raise CommandError("Send /stop to stop the current answer, or /stop all to clear the queue as well.")
     running = lanes.running_turn(chat_id)
     stopping = None
@@ -60,9 +61,12 @@ def _stop(
     request: CommandRequest, stopping: ActiveTurn | None, is_all: bool, db: Connection, now: Millis
 ) -> CommandReply:
     chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
+    turn, command, named = find_open_turn(db, chat_id), None, named_turn(request.argument)
+    if named is not None and stopping is None and (turn is None or turn.id != named):
+        earlier = request.context.lanes.stopped_for.get(request.row.id)
+        return CommandReply(markdown="Stopped." if earlier == named else "That answer has already ended.")
     # Do this before the turn ends. Afterwards, it would also stop the delivery of the turn's partial answer.
-    has_stopped_delivery = outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
-    turn, command = find_open_turn(db, chat_id), None
+    has_stopped_delivery = named is None and outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
     if turn is not None and _is_meant(request, turn):
         _check_may_stop(request, turn.started_by, "started", "turn")
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else None
@@ -105,11 +109,20 @@ def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> Inbox
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
     """Return True if the turn's message arrived before this `/stop`. A late `/stop` must not stop a later turn."""
     earlier = request.context.lanes.stopped_for.get(request.row.id)
-    return turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)
+    is_named = named_turn(request.argument) in (None, turn.id)
+    return is_named and turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)
+
+
+def named_turn(argument: str) -> TurnId | None:
+    """Return the turn that a button names, such as `t12`. A button of an old message must not affect a later turn."""
+    return TurnId(int(found[1])) if (found := re.fullmatch(r"t(\d{1,18})", argument)) is not None else None
 
 
 @transaction
 def retry(request: CommandRequest, db: Connection, now: Millis) -> RunningTurn:
+    named = named_turn(request.argument)
+    if named is not None and outbox.load_offer(db, request.chat.id, "retry") != f"turn:{named}":
+        raise CommandError("That message was answered again or is no longer the newest. Send /retry for the newest.")
     view = _active_view(db, request.chat.id)
     exchanges = split_exchanges(view)
     if not exchanges:
@@ -131,6 +144,7 @@ def undo(request: CommandRequest, db: Connection, now: Millis) -> str:
         raise CommandError(BEFORE_IS_COMPRESSED if is_compressed else "There is nothing to undo.")
     taken = exchanges[-count:]
     hide(db, view.session.id, [message.id for exchange in taken for message in exchange], "undo", now)
+    outbox.end_offer(db, request.chat.id, "retry", now)
     words = shortened(taken[0][0].text or "")
     text = f"Undid {counted(len(taken), 'exchange')}, starting with “{words}”. "
     text += "The model no longer sees this part, but /history still shows it."

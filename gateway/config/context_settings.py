@@ -136,11 +136,14 @@ class ContextEngineConfig(BaseConfig):
 
 
 class NoticeConfig(BaseConfig):
-    """Notices to the chat about compression. The model never sees them."""
+    """Notices to the chat about compression and running answers. The model never sees them."""
 
     pressure: bool = True
     """Tell the chat when the conversation reaches 85 % of the threshold."""
     accuracy: bool = True
     """Tell the chat after the 2nd and every 10th compression that details can be lost."""
+    steps: Annotated[Literal["off", "short", "full"], AnyCase] = "short"
+    """Line under a running answer in Telegram and Discord that says what the tools do: nothing, the current step, or a
+    list. Set `off` if people find it distracting. `/steps` changes it for one chat."""
     waiting: bool = True
     """Tell the chat when an answer has waited 5 seconds for an automatic compression."""

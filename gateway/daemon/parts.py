@@ -95,7 +95,14 @@ class Parts:
             is_shared=self.is_shared,
         )
         elsewhere = partial(StoredPreview, store=store, clock=clock) if self.is_shared else None
-        self.own_previews = PreviewMaker(store=store, adapters=self.adapters, gates=self.gates, elsewhere=elsewhere)
+        self.own_previews = PreviewMaker(
+            store=store,
+            adapters=self.adapters,
+            gates=self.gates,
+            elsewhere=elsewhere,
+            level=lambda: live.config.notices.steps,
+            redact=lambda text: self.runtime.agent.redact(text),
+        )
         make_preview = partial(self.own_previews.live, kind=RemotePreview)
         self.previews = RemotePreviews(store=store, adapters=self.adapters, make=make_preview)
         self.delivery = self._make_delivery()

@@ -18,6 +18,7 @@ import structlog
 from gateway.access.permissions import AccessControl
 from gateway.commands.registry import Command
 from gateway.commands.runner import CommandRunner
+from gateway.commands.turns import named_turn
 from gateway.turns.lanes import INTERRUPTED, LaneRegistry
 from gateway.turns.runner import STOPPED_NOTICE, ActiveTurn
 from hermes_state import inbox, journal, outbox, values
@@ -326,7 +327,8 @@ class OfflineCommandRunner:
         else:
             if command.name == "stop":
                 is_admin = self.access.role_of(message.sender.ref) is UserRole.ADMIN
-                stopping = self.lanes.stop_from_memory(key, message.sender.ref, is_admin)
+                named = named_turn(message.text.strip().partition(" ")[2])
+                stopping = self.lanes.stop_from_memory(key, message.sender.ref, is_admin, named)
             text = NOT_TAKEN if stopping is None else STOPPED
             self.commands.send_unstored(message, key, lambda _context, _key: text)
         result = self._results[message.event_ref] = OfflineResult(stopping=stopping, answering=answering)

@@ -5,7 +5,7 @@ exception is the notice about a slow compression, which has its own transaction.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.context.job import Aborted, BlockedEvent, Compressed, ContextEvent, MessageLimitEvent, PressureEvent
@@ -20,7 +20,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
 from hermes_state.transcripts import View
-from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef
+from hermes_state.values import Button, ChatId, Clock, ConversationRef, Millis, UserRef
 
 ACCURACY_FROM = 2
 """Number of compressions after which the first accuracy notice is sent. A summary of a summary loses details."""
@@ -50,12 +50,18 @@ class NoticeWriter:
         """Store a notice that tells the chat about a context event."""
         if isinstance(event, Compressed) and event.prepared.passed_over is not None:
             self._tell_admin(db, conversation, event, event.prepared.passed_over, now)
+        if isinstance(event, Compressed):
+            outbox.end_offer(db, conversation.chat_id, "undo", now)
         if (sentence := self._sentence(event)) is not None:
             # Send one notice per compression, but only one per turn if several layers failed to compress.
             part = str(event.child.id) if isinstance(event, Compressed) else str(now)
             if isinstance(event, Aborted) and conversation.turn_id is not None:
                 part = f"turn:{conversation.turn_id}"
-            outbox.enqueue(db, _reply(conversation, sentence, _DEDUPE_WORDS[type(event)], part), now)
+            reply = _reply(conversation, sentence, _DEDUPE_WORDS[type(event)], part)
+            if isinstance(event, Compressed) and conversation.paid_by is None:
+                outbox.offer(db, replace(reply, buttons=undo_buttons(event)), "undo", now)
+            else:
+                outbox.enqueue(db, reply, now)
 
     def _tell_admin(
         self, db: Connection, conversation: ConversationRef, event: Compressed, model: str, now: Millis
@@ -111,6 +117,13 @@ class NoticeWriter:
                     f"This conversation had {event.messages:,} messages (the limit is {event.limit:,}), so I "
                     "compressed it although the model had room for more."
                 )
+
+
+def undo_buttons(outcome: Compressed) -> tuple[Button, ...]:
+    """Return the button that undoes a compression, unless the restored conversation would leave hardly any room."""
+    if outcome.job.tokens_before * 100 > outcome.job.limits.input_window * 96:
+        return ()
+    return (Button(label="Undo", command=f"/compress undo #{outcome.child.short_key}"),)
 
 
 def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:

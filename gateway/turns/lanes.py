@@ -309,9 +309,14 @@ class LaneRegistry:
         """Cancel and return the chat's running turn, if any. The caller must store the stop and call `settle_stop`."""
         return active.begin_stop(reason) if (active := self._active_in(chat_id)) is not None else None
 
-    def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> ActiveTurn | None:
-        """Stop a chat's turn while the database is unavailable. The stop is settled when the stored `/stop` runs."""
-        if (active := self.active.get(key)) is None:
+    def stop_from_memory(
+        self, key: ChatKey, sender_ref: UserRef, is_admin: bool, named: TurnId | None = None
+    ) -> ActiveTurn | None:
+        """Stop a chat's turn while the database is unavailable. The stop is settled when the stored `/stop` runs.
+
+        `named` is the only turn to stop, or None for any turn.
+        """
+        if (active := self.active.get(key)) is None or named not in (None, active.turn.id):
             return None
         may_stop = is_admin or active.turn.started_by == sender_ref or not active.turn.chat_kind.is_shared
         return active.begin_stop("stopped with /stop") if may_stop else None

@@ -9,18 +9,24 @@ from typing import TypeVar
 
 import structlog
 
+from agent.tools.registry import Step
 from gateway.outbound.adapters import AdapterRegistry, FloodControl, Gate, GateRegistry
+from gateway.turns.steps import StepLevel, StepLine, load_level, with_line
 from hermes_state.aio import cancel_all, make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
+from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnClaim, note_preview
-from hermes_state.values import Millis
+from hermes_state.values import Button, Millis
 from platforms.base import PlatformAdapter, Preview
 
 log = structlog.get_logger()
 
 FIRST_SIGN_SECONDS = 0.4
 """Seconds before the first preview. A faster answer needs no preview."""
+
+MESSAGE_SECONDS = 10.0
+"""Seconds after which a preview without a message gets one, because only a message can have a Stop button."""
 
 REQUEST_SECONDS = 10.0
 """Timeout of a preview request in seconds. It is short because the final answer waits for the request."""
@@ -42,6 +48,23 @@ class TurnPreview:
         self._first_sign: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.text = ""
+        self.steps = StepLine()
+        self.is_paused = False
+        """True if the turn waits for people, so that the preview ends without its Stop button."""
+
+    def note_step(self, step: Step) -> None:
+        """Record a tool call that begins or has ended. Never waits."""
+        self.steps.note(step)
+        self._changed.set()
+
+    async def _line(self) -> str:
+        """Return the line about the turn's steps, which belongs below the text."""
+        return await self.steps.text()
+
+    @property
+    def _state(self) -> tuple[str, object]:
+        """Values that differ if there is something new to show."""
+        return self.text, self.steps.version
 
     def show(self, text: str) -> None:
         """Set the text that the model has written so far. Never waits."""
@@ -101,7 +124,10 @@ class LivePreview(TurnPreview):
         self._closed = asyncio.Event()
         self._saved_ref = self.ref = turn.preview_ref
         self._shown = ""
+        self._shown_state: tuple[str, object] = self._state
+        self._has_buttons = False
         self._shown_at = self._typed_at = 0.0
+        self._made_at = time.monotonic()
         self._first_sign_seconds = min(FIRST_SIGN_SECONDS, self._interval)
 
     def open(self, ref: str | None = None) -> None:
@@ -119,8 +145,22 @@ class LivePreview(TurnPreview):
         if self._task is None:
             return
         await self._task
+        if self.is_paused and self._has_buttons:
+            await self._remove_buttons()
         with contextlib.suppress(StateError):  # a stale preview next to the answer is better than no answer
             await self._save()
+
+    async def _remove_buttons(self) -> None:
+        """Show the text once more, without buttons, because a question follows and later text gets a new message."""
+        try:
+            with own_cancellation():
+                async with asyncio.timeout(REQUEST_SECONDS), self._gate.passing():
+                    with self._flood.obeyed():
+                        await self._adapter.show(self._preview(self._shown))
+        except (PlatformError, StateError, TimeoutError) as error:  # a press then says that nothing is running
+            log.debug("preview.failed", error=type(error).__name__)
+        except Exception:  # a bug in an SDK must not stop the question
+            log.exception("preview.crashed")
 
     @property
     def _is_lost(self) -> bool:
@@ -169,7 +209,7 @@ class LivePreview(TurnPreview):
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
         """Wait for new text or until a renewal is due, and then for another `pause` seconds."""
-        if self.text == self._shown and not self._closed.is_set():
+        if self._state == self._shown_state and not self._closed.is_set():
             await wait_until(self._changed, self._renewal_seconds())
         await wait_until(self._closed, pause)
 
@@ -180,25 +220,38 @@ class LivePreview(TurnPreview):
 
     async def _show_something(self) -> bool:
         """Show the text or a typing signal if one of them is due. Return True if something was sent."""
+        state, line = self._state, await self._line() if self._adapter.capabilities.shows_steps else ""
         if not self._gate.is_free or self._flood.penalty_seconds > 0 or not self._is_certain():
             return False
+        text = with_line(self.text, line)
         async with self._gate.passing():
             with self._flood.obeyed():
                 left = self._fades_in()
                 is_fading = left is not None and left <= 0  # a tool may run for a long time without new text
-                if self.text.strip() and (self.text != self._shown or is_fading):
-                    text = self.text
-                    self.ref = await self._adapter.show(self._preview(text)) or self.ref
-                    self._shown, self._shown_at = text, time.monotonic()
+                if text.strip() and (text != self._shown or is_fading):
+                    buttons = self._buttons()
+                    self.ref = await self._adapter.show(self._preview(text, buttons=buttons)) or self.ref
+                    self._shown, self._shown_state, self._shown_at = text, state, time.monotonic()
+                    self._has_buttons = bool(buttons)
                     await self._save()
-                elif self._is_typing_due():
-                    await self._adapter.show_typing(self._turn.chat)
-                    self._typed_at = time.monotonic()
-                else:
+                    return True
+                self._shown_state = state  # the change does not show, for example because the chat wants no line
+                if not self._is_typing_due():
                     return False
+                await self._adapter.show_typing(self._turn.chat)
+                self._typed_at = time.monotonic()
         return True
 
-    def _preview(self, text: str, since: Millis | None = None) -> Preview:
+    def _buttons(self) -> tuple[Button, ...]:
+        """Return the Stop button, unless a preview without a message shows the answer."""
+        capabilities = self._adapter.capabilities
+        is_long = time.monotonic() - self._made_at >= MESSAGE_SECONDS
+        is_always = self._turn.chat_kind.is_shared or capabilities.preview_seconds is None
+        has_message = is_always or is_long or self.ref is not None
+        stop = Button(label="Stop", command=f"/stop t{self._turn.id}")
+        return (stop,) if capabilities.shows_steps and has_message else ()
+
+    def _preview(self, text: str, since: Millis | None = None, buttons: tuple[Button, ...] = ()) -> Preview:
         return Preview(
             chat=self._turn.chat,
             is_shared=self._turn.chat_kind.is_shared,
@@ -206,6 +259,7 @@ class LivePreview(TurnPreview):
             text=text,
             ref=self.ref,
             reply_to=self._turn.question_ref if self._turn.chat_kind.is_shared else None,
+            buttons=buttons,
             since=since,
         )
 
@@ -217,6 +271,8 @@ class LivePreview(TurnPreview):
 
     def _is_typing_due(self) -> bool:
         fades = self._adapter.capabilities.typing_seconds
+        if self._typed_at and self.steps.due_in() is not None and self._adapter.capabilities.shows_steps:
+            return False  # the line shows that the turn goes on
         return fades is not None and time.monotonic() - self._typed_at >= fades - self._typing_overlap_seconds
 
     def _fades_in(self) -> float | None:
@@ -230,7 +286,8 @@ class LivePreview(TurnPreview):
         """Return the seconds until a renewal is due, or None if a request is needed only after new text."""
         fades = self._adapter.capabilities.typing_seconds
         typing = None if fades is None else fades - self._typing_overlap_seconds
-        waits = [wait for wait in (typing, self._fades_in()) if wait is not None]
+        line = self.steps.due_in() if self._adapter.capabilities.shows_steps else None
+        waits = [wait for wait in (typing, self._fades_in(), line) if wait is not None]
         return max(0.1, min(waits)) if waits else None
 
 
@@ -247,8 +304,17 @@ class PreviewMaker:
     elsewhere: Callable[[RunningTurn], TurnPreview] | None = None
     """Creates the preview of a turn whose chat another process might serve. None if this process serves all chats."""
 
+    level: Callable[[], StepLevel] = lambda: "short"
+    """Returns the level of chats that have not chosen a level with `/steps`."""
+    redact: Callable[[str], str] = redact
+
     def of(self, turn: RunningTurn) -> TurnPreview:
         """Return the preview for a turn that runs in this process."""
+        preview = self._of(turn)
+        preview.steps = StepLine(lambda: load_level(self.store, turn.chat_id, self.level()), self.redact)
+        return preview
+
+    def _of(self, turn: RunningTurn) -> TurnPreview:
         if self.elsewhere is not None and self.adapters.ownership_of(turn.chat) is None:
             return self.elsewhere(turn)
         return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live(turn, LivePreview)

@@ -46,7 +46,7 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnMoved, remove_preview
-from hermes_state.values import Clock, Millis
+from hermes_state.values import Button, ChatKind, Clock, Millis
 
 log = structlog.get_logger()
 
@@ -173,6 +173,9 @@ class TurnRunner:
             async with asyncio.timeout(config.model.turn_seconds):
                 chosen = await self._chosen(turn, config.model)
                 done = await answer_with_fallbacks(turn, preview, agent, models, chosen, config.model.fallback_routes)
+        except ApprovalNeededError:
+            preview.is_paused = True
+            raise
         finally:
             await self._close(preview, turn, done)
         final = self._final(turn, done, tells_pressure=config.notices.pressure)
@@ -242,7 +245,10 @@ class TurnRunner:
         )
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
-        await self.store.write_with_retry(journal.fail_turn, turn, error, sentence, self.clock.now())
+        # The web page has its own button. A sentence without the command is about an error that would come again.
+        can_retry = "/retry" in sentence and turn.chat_kind is not ChatKind.LOCAL
+        buttons = (Button(label="Retry", command=f"/retry t{turn.id}"),) if can_retry else ()
+        await self.store.write_with_retry(journal.fail_turn, turn, error, sentence, self.clock.now(), buttons)
         self.delivery.wake(turn.chat_id)
 
 
@@ -306,7 +312,8 @@ async def answer_with_fallbacks(
     for route in order:
         try:
             model = models.of(route)
-            answer = await agent.run(turn, preview.show, model, await check_size(agent, turn, model))
+            prompt = await check_size(agent, turn, model)
+            answer = await agent.run(turn, preview.show, model, prompt, on_step=preview.note_step)
         except ModelError as error:
             if not _may_go_on(error, is_chosen=route == chosen) or len(routes) == 1:
                 raise

@@ -49,6 +49,7 @@ TABLES: Final = {
     "browsers": ("id",),
     "audit": ("id",),
     "todos": ("lineage_id", "id"),
+    "live_buttons": ("chat_id", "topic"),
     "schedules": ("id",),
 }
 """Every table with its key columns, ordered so that references point to earlier tables.

@@ -45,8 +45,9 @@ class DiscordAdapter:
     capabilities = Capabilities(
         max_part_units=LIMIT,
         preview_interval_seconds=1.2,  # Discord accepts five edits in five seconds per channel
-        shared_preview_interval_seconds=1.5,
+        shared_preview_interval_seconds=3.0,
         has_buttons=True,
+        shows_steps=True,
         typing_seconds=10.0,
         has_files=True,
         finds_previews=True,

@@ -57,13 +57,14 @@ class DiscordSender:
         parts = await asyncio.to_thread(render, preview.text, LIMIT - len("…\n") - len(UNFINISHED))
         part = unfinished(parts[-1])
         text = part.text if len(parts) == 1 else f"…\n{part.text}"
+        view = await button_view(self.buttons, preview.buttons)
         if preview.ref is not None:
             try:
-                return await self._edit(preview.chat.chat_ref, preview.ref, text)
+                return await self._edit(preview.chat.chat_ref, preview.ref, text, view)
             except MessageNotFound:
                 log.debug("discord.placeholder_gone")
         key = f"preview:{preview.number}:{preview.ref or ''}"
-        return await self._reply(preview.chat.chat_ref, text, key, preview.reply_to)
+        return await self._reply(preview.chat.chat_ref, text, key, preview.reply_to, view)
 
     async def show_typing(self, channel_ref: str) -> None:
         async with self.client.calling(self.request_seconds):

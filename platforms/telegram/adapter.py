@@ -50,6 +50,7 @@ class TelegramAdapter:
         preview_interval_seconds=1.0,  # Telegram advises about one message a second per chat
         shared_preview_interval_seconds=3.5,  # groups allow 20 messages a minute, including edits
         has_buttons=True,
+        shows_steps=True,
         typing_seconds=5.0,
         has_files=True,
         max_file_bytes=int(FileSizeLimit.FILESIZE_UPLOAD),

@@ -69,27 +69,30 @@ class TelegramSender:
     async def show(self, preview: Preview) -> str | None:
         """Show the newest part of an unfinished answer, and return the placeholder's id if it is known."""
         part = (await asyncio.to_thread(render, preview.text))[-1]
-        if not preview.is_shared and self._has_drafts and preview.ref is None:
+        # A draft cannot have buttons.
+        if not preview.is_shared and self._has_drafts and preview.ref is None and not preview.buttons:
             if await self._draft(preview, part):
                 return None
             log.debug("telegram.draft_refused")  # from now on, this turn uses a placeholder
-        part = unfinished(part)
-        if preview.ref is not None and await self._edit(preview.chat, preview.ref, part):
+        part, keyboard = unfinished(part), await self._keyboard(preview.buttons)
+        if preview.ref is not None and await self._edit(preview.chat, preview.ref, part, keyboard):
             return preview.ref
-        return await self._placeholder(preview, part)
+        return await self._placeholder(preview, part, keyboard)
 
     async def show_typing(self, chat: ChatKey) -> None:
         await _answered(
             self._bot.send_chat_action(chat.chat_ref, ChatAction.TYPING, message_thread_id=_thread_id(chat))
         )
 
-    async def _placeholder(self, preview: Preview, part: OutboundPart) -> str | None:
+    async def _placeholder(
+        self, preview: Preview, part: OutboundPart, keyboard: InlineKeyboardMarkup | None
+    ) -> str | None:
         """Create the turn's placeholder, unless it might already exist. A second copy could never be removed."""
         if preview.number in self._lost_placeholders:
             return None
         self._lost_placeholders.add(preview.number)  # lost until the send succeeds, because it can be cancelled
         try:
-            ref = await self._send(preview.chat, part, None, preview.reply_to)
+            ref = await self._send(preview.chat, part, keyboard, preview.reply_to)
         except PlatformError as error:
             if not isinstance(error, SendAmbiguous):
                 self._lost_placeholders.discard(preview.number)

@@ -314,7 +314,7 @@ def test_a_stopped_turn_keeps_its_last_preview_unless_it_repeats_the_last_step(
     call_tools(db, turn, "a", text="Let me look.")
     note_preview(db, turn, "p1")
     if is_stored and preview is not None:
-        db.execute("INSERT INTO previews VALUES (?, ?, ?)", (turn.id, preview, START))
+        db.execute("INSERT INTO previews (turn_id, text, shown_at) VALUES (?, ?, ?)", (turn.id, preview, START))
     assert journal.stop_turn(db, turn, None if is_stored else preview or "", "stopped", START, notice="(stopped)")
     assert seen(db, turn.lineage_id) == ["go", "Let me look.", "stopped", *filter(None, [kept])]
     newest = load_view(db, turn.lineage_id).transcript[-1]

@@ -21,7 +21,7 @@ from agent.memory.sections import CONTEXT_FILES
 from agent.tools.approvals import fenced, inline
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import load_row, whole_text
-from agent.tools.registry import Arguments, Tool, ToolContext, ToolReply, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, ToolReply, tool
 from hermes_state import attachments
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
@@ -90,6 +90,11 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
         "line numbers.",
         effect=ToolEffect.READ_ONLY,
         is_persisted=False,
+        step=StepWords(
+            doing="Reading",
+            did="read files",
+            about=lambda asked: f"{asked.path}, line {asked.offset:,}" if asked.offset > 1 else asked.path,
+        ),
     )
     async def read_file(asked: _Read, context: ToolContext) -> str | ToolReply:
         room = min(40_000, context.result_size)
@@ -111,6 +116,7 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
     @tool(
         description="Write a text file in the workspace. Creates folders and replaces an existing file.",
         shown=lambda asked: f"{_shown_path(asked)}, with this content:\n{fenced(asked.content)}",
+        step=StepWords(doing="Writing", did="wrote files", about=lambda asked: asked.path),
         **changes,
     )
     async def write_file(asked: _Write, context: ToolContext) -> str:
@@ -126,13 +132,18 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
     @tool(
         description="Replace an exact text in a workspace file. The text must occur once unless all is set.",
         shown=shown_edit,
+        step=StepWords(doing="Editing", did="edited files", about=lambda asked: asked.path),
         **changes,
     )
     async def edit_file(asked: _Edit, context: ToolContext) -> str:
         parts = parse_path(asked.path)
         return await _changed(workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, asked))
 
-    @tool(description="List files and folders in the workspace with their sizes.", effect=ToolEffect.READ_ONLY)
+    @tool(
+        description="List files and folders in the workspace with their sizes.",
+        effect=ToolEffect.READ_ONLY,
+        step=StepWords(doing="Listing files", did="listed files", about=lambda asked: asked.path),
+    )
     async def list_files(asked: _List, context: ToolContext) -> str:
         return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parse_path(asked.path), asked.depth)
 

@@ -21,7 +21,7 @@ from msgspec import Meta
 from agent.tools.files.file_tools import encoding_of, stored_row
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import whole_text
-from agent.tools.registry import Arguments, Tool, ToolContext, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, tool
 from hermes_state.aio import FairSlots
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
@@ -88,6 +88,7 @@ def search_tool(workspaces: WorkspaceStore) -> Tool:
         "expression.",
         effect=ToolEffect.READ_ONLY,
         is_persisted=False,
+        step=StepWords(doing="Searching files for", did="searched files", about=lambda asked: asked.pattern),
     )
     async def search_files(asked: _Search, context: ToolContext) -> str:
         async with turns.taken_by(context.chat_id):

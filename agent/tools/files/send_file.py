@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from agent.tools.files.file_tools import WorkspacePath
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
-from agent.tools.registry import Arguments, Tool, ToolContext, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, tool
 from hermes_state import attachments, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
@@ -46,6 +46,7 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
         description="Send a file or picture from the workspace to the chat.",
         effect=ToolEffect.WRITES,  # prevents a restart from sending the file again
         needs_approval=False,  # no approval, because everyone in the chat can already use the file
+        step=StepWords(doing="Sending", did="sent files", about=lambda asked: asked.path),
     )
     async def send_file(asked: _Sent, context: ToolContext) -> str:
         parts, caption, limit = parse_path(asked.path), asked.caption, delivery.max_bytes(context.chat)

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from msgspec import Meta
 
 from agent.tools.approvals import fenced, inline
-from agent.tools.registry import Arguments, Tool, ToolContext, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, tool
 from agent.tools.schedules.times import is_local, known_zone, next_occurrence, normalised, parse_crontab
 from hermes_state.errors import ToolError
 from hermes_state.store.locks import locks
@@ -87,6 +87,7 @@ def schedule_tool(
         is_exempt=lambda asked: asked.action == "list",
         shape=lambda asked: "",
         shown=shown,
+        step=StepWords(doing="Working on the schedule", did="used the schedule"),
     )
     async def schedule(asked: _Change, context: ToolContext) -> str:
         store, action = context.store, asked.action

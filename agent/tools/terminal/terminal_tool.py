@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from agent.settings import TerminalSettings
 from agent.tools.approvals import fenced
-from agent.tools.registry import Arguments, Tool, ToolContext, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, tool
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import terminal_fault
 from hermes_state.aio import cancel_all, wait_until
@@ -155,6 +155,7 @@ def terminal_tool(
             else f"running exactly\n{fenced(shape, 'sh')}\n"
         ),
         shown=_shown,
+        step=StepWords(doing="Running", did="used the terminal", about=lambda asked: asked.command or asked.action),
     )
     async def terminal(asked: Command, context: ToolContext) -> str:
         given, seconds = settings(), asked.seconds

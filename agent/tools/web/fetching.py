@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.settings import WebSettings
-from agent.tools.registry import Arguments, Tool, ToolContext, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, tool
 from agent.tools.web.addresses import (
     AddressRejected,
     check_address,
@@ -106,6 +106,7 @@ def fetch_tool(
         why_unavailable=fault,
         timeout_seconds=1_000.0,  # the tool has its own time limits
         max_shown_characters=40_000,  # the model can open later parts of a longer page
+        step=StepWords(doing="Reading the page", did="read web pages", about=lambda asked: asked.url),
     )
     async def web_fetch(asked: _Page, context: ToolContext) -> str:
         check_secret(asked.url, holds_secret)

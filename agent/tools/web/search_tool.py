@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import orjson
 from msgspec import Meta
 
-from agent.tools.registry import Arguments, Tool, ToolContext, tool
+from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, tool
 from agent.tools.web.fetching import UNTRUSTED, check_secret, read_body, retry_after
 from hermes_state.errors import ToolError
 from hermes_state.network import NetworkSettings
@@ -93,6 +93,7 @@ def search_tool(
         effect=ToolEffect.READ_ONLY,
         why_unavailable=lambda: fault if isinstance(fault := configured(), str) else None,
         timeout_seconds=1_000.0,  # the tool has its own time limits
+        step=StepWords(doing="Searching the web for", did="searched the web", about=lambda asked: asked.query),
     )
     async def web_search(search: _Search, context: ToolContext) -> str:
         query, service = " ".join(search.query.split()), configured()

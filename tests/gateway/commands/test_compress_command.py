@@ -421,3 +421,18 @@ async def test_compression_keeps_the_message_count(gateway: TestGateway) -> None
     await compress(gateway)
     assert f"{2 * COUNT} messages" in await gateway.ask("/status")
     assert "goes back to the previous one" in await gateway.ask("/new")
+
+
+async def test_the_undo_button_is_for_its_compression_only_and_vanishes(gateway: TestGateway) -> None:
+    for number in range(12):
+        await gateway.ask(f"question {number} " + "words " * 200)
+    await gateway.ask("/compress")
+    compressed = gateway.adapter.requests[-1]
+    [button] = compressed.part.buttons
+    assert button.label == "Undo"
+    assert "can no longer be undone" in await gateway.ask("/compress undo #0000abcd")
+    assert "Compression undone" in await gateway.ask(button.command)
+    await gateway.quiet()
+    edits = [request for request in gateway.adapter.requests if request.replaces is not None]
+    assert [(edit.part.text, edit.part.buttons) for edit in edits] == [(compressed.part.text, ())]
+    assert "can no longer be undone" in await gateway.ask(button.command)

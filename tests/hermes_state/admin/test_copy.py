@@ -51,6 +51,7 @@ INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expire
 INSERT INTO browsers VALUES (4, '00', 'Firefox', 1, 'local:ann', 'Ann');
 INSERT INTO audit VALUES (3, 1, 'local:owner', 'read', 'telegram:42');
 INSERT INTO todos VALUES (1, 1, 'first', 'pending', 1), (1, 2, 'second', 'done', 1);
+INSERT INTO live_buttons VALUES (1, 'undo', 'inbox:1', 'Compressed.');
 INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, next_at, created_at)
   VALUES (1, 'telegram:1', 'Ann', '0 8 * * *', 'UTC', 'wake', 9007199254740993, 1);
 """
