@@ -30,9 +30,10 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     kind: ChatKind
     title: str | None
     active_session_id: SessionId | None
+    talk_seen_id: int = 0  # newest message between mentions that a turn has shown
 
 
-_COLUMNS = f"id, {columns(ChatKey, 'chats', 'key')}, kind, title, active_session_id"
+_COLUMNS = f"id, {columns(ChatKey, 'chats', 'key')}, kind, title, active_session_id, talk_seen_id"
 
 _IS_CHAT = "platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"
 
@@ -138,6 +139,9 @@ def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref
 def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
     db.execute("UPDATE inbox SET chat_id = ? WHERE chat_id = ? AND state = 'new'", (target, source))
     db.execute("UPDATE schedules SET chat_id = ? WHERE chat_id = ?", (target, source))
+    known = "SELECT message_ref FROM talk WHERE chat_id = ?"
+    query = f"UPDATE talk SET chat_id = ? WHERE chat_id = ? AND message_ref NOT IN ({known})"
+    db.execute(query, (target, source, target))
     owed = "state IN ('pending','sending','ambiguous')"
     db.execute(f"UPDATE outbox SET chat_id = ? WHERE chat_id = ? AND {owed}", (target, source))
 

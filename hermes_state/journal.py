@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from hermes_state import inbox, outbox, tool_runs
+from hermes_state import inbox, outbox, talk, tool_runs
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState, NewInboxRow
 from hermes_state.models import ledger
@@ -105,13 +105,20 @@ def start_turn(
     inbox_ids: Sequence[InboxId],
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
+    *,
+    shows_talk: bool = False,
 ) -> RunningTurn:
-    """Start a turn and store the messages of its inbox rows. Raises `InboxMoved` if a row is no longer waiting."""
+    """Start a turn and store the messages of its inbox rows. Raises `InboxMoved` if a row is no longer waiting.
+
+    `shows_talk`: also store what was said in the group since the last turn.
+    """
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows are gone")
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
     turn_id, lineage_id = _insert_turn(db, chat_id, starter.sender_ref, now)
+    if shows_talk:
+        talk.show(db, chat_id, lineage_id, turn_id, now)
     _bind(db, turn_id, lineage_id, rows, prepared, now)
     return load_running(db, turn_id)
 
@@ -141,7 +148,9 @@ def remove_unbound_parts(db: Connection, chat_id: ChatId) -> None:
     db.execute(query, (chat_id,))
 
 
-def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxId, RunningTurn] | None:
+def start_at_once(
+    db: Connection, row: NewInboxRow, now: Millis, *, shows_talk: bool = False
+) -> tuple[InboxId, RunningTurn] | None:
     """Store an event and start its turn if the chat is idle and has an open conversation. Otherwise do nothing."""
     values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id}
     query = f"""INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
@@ -159,6 +168,8 @@ def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxI
     if inbox_id is None:  # the event was stored before
         db.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
         return None
+    if shows_talk:
+        talk.show(db, row.chat_id, lineage_id, turn_id, now)
     _store_human_row(db, turn_id, lineage_id, inbox.stored_form(row, inbox_id, now), PreparedMessage(), now)
     return inbox_id, load_running(db, turn_id)
 

@@ -178,6 +178,8 @@ class InboundMessage:
     """Original author of a forwarded text (empty if unknown), or None if the sender wrote the text."""
     ticket: str | None = None
     """Token for a direct reply to a slash command. It is valid for minutes, and only in this process."""
+    direct_ref: str | None = None
+    """`chat_ref` with which the bot can try to write to the sender in private. None: the platform has no such chat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +315,8 @@ class Origin(StrEnum):
     NOTICE = "notice"
     TODO = "todo"
     SYSTEM = "system"
+    TALK = "talk"
+    """A group message that did not address the bot."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):

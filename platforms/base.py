@@ -189,6 +189,8 @@ class AdapterHealth:
     """Time at which the platform last answered a poll or a heartbeat."""
     detail: str = ""
     """One sentence about the adapter's state, for the operator."""
+    hears_groups: bool = True
+    """False if the platform delivers only those group messages that address the bot."""
 
     @property
     def is_ready(self) -> bool:

@@ -239,7 +239,7 @@ def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], h
 def _turn_starts(transcript: Transcript) -> list[int]:
     starts: list[int] = []
     for index, row in enumerate(transcript):
-        if row.origin is not Origin.HUMAN:
+        if row.origin not in (Origin.HUMAN, Origin.TALK):
             continue
         before = transcript[starts[-1]] if starts else None
         if before is None or row.turn_id is None or before.turn_id != row.turn_id:

@@ -191,6 +191,8 @@ def _speaker(row: Message, *, has_names: bool) -> str:
         return f"result of {speaker_name(row.tool_name) or 'a tool'}"
     if row.role is MessageRole.ASSISTANT:
         return "assistant"
+    if row.origin is Origin.TALK:
+        return f"overheard {speaker_name(row.sender_name)}".strip()
     if row.origin is not Origin.HUMAN:
         return "gateway"
     return f"person {speaker_name(row.sender_name) if has_names else ''}".strip()

@@ -312,7 +312,7 @@ def _settled_rows(transcript: Transcript) -> int:
     turns = 0
     for index in range(len(transcript) - 1, 0, -1):
         row, before = transcript[index], transcript[index - 1]
-        is_asked = row.role is MessageRole.USER and row.origin is Origin.HUMAN
+        is_asked = row.role is MessageRole.USER and row.origin in (Origin.HUMAN, Origin.TALK)
         if is_asked and before.role is MessageRole.ASSISTANT and not before.body.calls and is_shown(before):
             turns += 1
             if turns == 3:  # the last three messages carry cache breakpoints

@@ -168,6 +168,8 @@ def _row_tokens(row: Message, max_result_characters: int) -> int:
         total += CALL_TOKENS
     elif row.origin is Origin.HUMAN:
         total += 12  # the timestamp before a person's message
+    elif row.origin is Origin.TALK:
+        total += 20  # its time, its name, and a part of the block around it
     elif row.origin is Origin.SUMMARY:
         total += cached_text_tokens(framed(""))
     if body is EMPTY_BODY:

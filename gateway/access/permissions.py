@@ -4,7 +4,7 @@ People are identified by stable ids. A revocation applies from the next event on
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 
 import structlog
@@ -19,6 +19,7 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import queue_steers
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
+from hermes_state.talk import load_hearing
 from hermes_state.values import LOCAL_OWNER, ChatId, ChatKey, ChatKind, InboundMessage, UserRef
 
 log = structlog.get_logger()
@@ -49,6 +50,8 @@ class AccessControl:
         self._live = live
         self._on_loaded = on_loaded
         self._paired: dict[UserRef, UserRole] = {}
+        self._hearing: Mapping[ChatKey, bool] = {}
+        """Groups in which people have switched the storing of talk on or off."""
         self._loading = asyncio.Lock()
         self._changed = asyncio.Event()
         """Set when the pairings have been loaded again. Each load creates a new event."""
@@ -63,6 +66,7 @@ class AccessControl:
 
     async def _load(self) -> None:
         self._paired = await self._store.read(load_roles)
+        self._hearing = await self._store.read(load_hearing)
         await self._store.write(queue_steers, self.has_access)
         self._changed.set()
         self._changed = asyncio.Event()
@@ -99,6 +103,14 @@ class AccessControl:
     def may_moderate(self, ref: UserRef) -> bool:
         """Return True if a person can change the conversation of a shared chat."""
         return self.is_admin(ref) or ref in self._live.config.access.moderators
+
+    def hears(self, group: ChatKey) -> bool:
+        """Return True if the gateway stores what is said in a group. The key must not include a person."""
+        return self._hearing.get(group, self._live.config.groups.context == "on")
+
+    @property
+    def hears_somewhere(self) -> bool:
+        return self._live.config.groups.context == "on" or any(self._hearing.values())
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
         """Wait until the ids of a platform's admins differ from `known`, then return the new ids."""

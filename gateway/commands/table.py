@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from gateway.commands import compression, conversations, lineage, models, notes, people, status, tools, turns
+from gateway.commands import compression, conversations, groups, lineage, models, notes, people, status, tools, turns
 from gateway.commands.registry import Command, CommandKind, CommandRegistry
 from platforms.base import CommandAction as Action
 from platforms.base import CommandOption as Option
@@ -136,6 +136,14 @@ COMMANDS = (
         models.think,
         "show or set how hard the model thinks in this conversation",
         (Option("level", "how hard to think", models.LEVELS),),
+    ),
+    Command(
+        "groupcontext",
+        CONTROL,
+        groups.groupcontext,
+        "show or set whether I read and store what is said in this group",
+        (Option("state", "on or off", ("on", "off")),),
+        moderated=".+",
     ),
     Command(
         "approve",

@@ -106,8 +106,8 @@ class AccessConfig(BaseConfig):
     admins: People = ()
     """Stable ids of people with the `admin` role. Admins need no entry in `allow`."""
     moderators: People = ()
-    """Stable ids of users who can also use `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
-    add` in shared chats."""
+    """Stable ids of users who can also use `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo`, `/memory
+    add` and `/groupcontext` in shared chats."""
 
     @property
     def names_somebody(self) -> bool:
@@ -137,6 +137,18 @@ class SessionConfig(BaseConfig):
     """Maximum number of messages that one person can send per minute. `0` means no limit."""
     idle_reset_hours: OffOrNumber = setting(None, ge=0.1, le=8_760, unit="hours", default_text="off")
     """Hours without a message after which a chat starts a new conversation."""
+
+
+SwitchWord = BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value)
+"""Validator for YAML, which reads a bare `on` or `off` as true or false."""
+
+
+class GroupConfig(BaseConfig):
+    """Groups: what the bot reads there besides the messages to it."""
+
+    context: Annotated[Literal["off", "on"], SwitchWord, AnyCase] = "off"
+    """Store what people say between two mentions, and show it to the next turn as a quote. Each group can change this
+    with `/groupcontext`. Set it to `on` if all groups of the bot should start with it."""
 
 
 MAX_DOLLARS = 1_000_000
@@ -224,6 +236,7 @@ class Config(BaseConfig):
     access: AccessConfig = Field(default_factory=AccessConfig)
     pairing: PairingConfig = Field(default_factory=PairingConfig)
     sessions: SessionConfig = Field(default_factory=SessionConfig)
+    groups: GroupConfig = Field(default_factory=GroupConfig)
     compression: CompressionConfig = Field(default_factory=CompressionConfig)
     hygiene: HygieneConfig = Field(default_factory=HygieneConfig)
     auxiliary: AuxiliaryConfig = Field(default_factory=AuxiliaryConfig)

@@ -21,7 +21,7 @@ from gateway.commands.runner import CommandRunner
 from gateway.commands.turns import named_turn
 from gateway.turns.lanes import INTERRUPTED, LaneRegistry
 from gateway.turns.runner import STOPPED_NOTICE, ActiveTurn
-from hermes_state import inbox, journal, outbox, values
+from hermes_state import inbox, journal, outbox, talk, values
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import find_chat, find_chats_at, meet_chat
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
@@ -69,6 +69,12 @@ class AcceptedEvent:
     """True if the sender can join and end turns that other people started in this chat."""
     may_start: bool = False
     """True if the same transaction can start a turn in an idle chat, because no file must be fetched first."""
+    is_talk: bool = False
+    """True for a group message that does not address the bot. It is stored as talk and starts nothing."""
+    has_access: bool = True
+    """False if the sender of talk has no access."""
+    shows_talk: bool = False
+    """True if a turn that starts in the same transaction sees the talk before it."""
     asked_at: float = field(default_factory=time.monotonic, compare=False)
     """Monotonic time in seconds when the attempt to store the event began."""
 
@@ -97,7 +103,7 @@ def admit_all(
     """Store events that arrived together, in order, and advance the cursors of their channels."""
     for cursor in cursors:
         inbox.advance_cursor(db, cursor)
-    chats = Counter(event.key for event in events)
+    chats = Counter(event.key for event in events if not event.is_talk)
     # Messages that arrive together in a chat form a burst, which the lane turns into a single turn.
     return [admit(db, event if chats[event.key] == 1 else replace(event, may_start=False), now) for event in events]
 
@@ -108,9 +114,21 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     message = event.message
     inbox.advance_cursor(db, event.cursor)
     chat_id, unreachable_since = meet_chat(db, event.key, message.chat_kind, message.chat_title, now)
+    if event.is_talk:
+        return _admit_talk(db, event, chat_id, now)
     is_back = unreachable_since is not None and schedules.go_on(db, chat_id, now)
     stored = _admit(db, event, chat_id, now)
     return replace(stored, has_reply=True) if is_back else stored
+
+
+def _admit_talk(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -> StoredEvent:
+    """Store talk. If the chat was not told yet that its talk is stored, tell it."""
+    talk.keep(db, chat_id, event.message, event.text, has_access=event.has_access)
+    tells = event.queued_notice is not None and talk.must_tell(db, chat_id, now)
+    if tells and event.queued_notice is not None:
+        key = f"hears:{chat_id}:{now}"
+        outbox.enqueue(db, Reply(chat_id=chat_id, markdown=event.queued_notice, dedupe_key=key), now)
+    return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=tells)
 
 
 def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -> StoredEvent:
@@ -125,7 +143,7 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
     )
     row = _row(message, chat_id, payload, kind=event.kind, mode=event.mode, expects_more=message.expects_more)
     may_start = event.may_start and event.kind is InboxKind.MESSAGE
-    if may_start and (at_once := journal.start_at_once(db, row, now)) is not None:
+    if may_start and (at_once := journal.start_at_once(db, row, now, shows_talk=event.shows_talk)) is not None:
         return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
@@ -261,9 +279,12 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
 
 @locks(chat="deletion.chat cursor")
 def apply_deletion(db: Connection, deletion: values.DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
-    """Withdraw a deleted message that is still queued. Return the number of withdrawn rows."""
+    """Withdraw a deleted message that is queued or waits as talk. Return the number of withdrawn queued messages."""
     inbox.advance_cursor(db, cursor)
-    return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in find_chats_at(db, deletion.chat))
+    chats = find_chats_at(db, deletion.chat)
+    for chat in chats:
+        talk.remove(db, chat.id, deletion.message_ref)
+    return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in chats)
 
 
 log = structlog.get_logger()

@@ -15,6 +15,7 @@ import structlog
 
 from gateway.access.pairing import STILL_WAITING, offer_pairing, refuse
 from gateway.access.permissions import AccessControl, AccessResult
+from gateway.commands.groups import NOW_HEARS
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
 from gateway.inbound.admission import (
@@ -31,13 +32,14 @@ from gateway.inbound.admission import (
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
 from gateway.turns.lanes import LaneRegistry
-from hermes_state import inbox, values
+from hermes_state import inbox, talk, values
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import find_chat, move_chat
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.store.writer import Store
+from hermes_state.text import shortened
 from hermes_state.tools import schedules
 from hermes_state.values import ChatKey, ChatKind, Cursor, InboundEvent, InboundMessage, Millis, UserRef
 from platforms.base import ReceivedEvent
@@ -62,6 +64,11 @@ TOO_MANY = (
 
 MINUTE_MS = 60_000
 
+HINTS_PER_DAY = 100
+"""Maximum number of private hints to strangers per day, so that a crowd cannot fill the database."""
+HINT = "You wrote to me in a group, but you do not have access yet. "
+HINT_PAIRING = f"{HINT}Send me any message here, and you receive a pairing code that the owner of this bot can approve."
+HINT_CLOSED = f"{HINT}Please ask the person who runs this bot."
 NO_ACCESS = "You do not have access to this bot. Please ask the person who runs it."
 AFTER_THIS_ANSWER = "Queued until the current answer is finished. /stop ends that answer now."
 STEERED = "Noted. I will use this in the answer I am working on."
@@ -113,6 +120,9 @@ class GatewayIntake:
     _command_limiter: RateLimiter = field(default_factory=RateLimiter, init=False)
     _message_limiter: RateLimiter = field(default_factory=RateLimiter, init=False)
     _stranger_limiter: RateLimiter = field(default_factory=partial(RateLimiter, 300_000), init=False)
+    _hint_limiter: RateLimiter = field(default_factory=partial(RateLimiter, 86_400_000), init=False)
+    _told: set[ChatKey] = field(default_factory=set, init=False)
+    """Groups that were told, since the start, that their talk is stored."""
     _offline: OfflineCommandRunner = field(init=False)
     waiting: WaitNoticeSender = field(init=False)
 
@@ -185,6 +195,7 @@ class GatewayIntake:
 
     async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
         moved = await self.store.write(move_chat, platform, account, old_ref, new_ref, self.clock.now())
+        await self.access.load()  # the keys of the groups that have the group context changed
         log.info("chat.moved", platform=platform, old_ref=old_ref, new_ref=new_ref)
         for chat_id in moved:
             self.lanes.wake(chat_id)
@@ -206,7 +217,8 @@ class GatewayIntake:
     async def _accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
         now = self.clock.now()
         admissions: list[AcceptedEvent] = []
-        together = [*takewhile(lambda one: self._joins_batch(admissions, _dated(one.event, now)), received)]
+        hints: list[InboundMessage] = []
+        together = [*takewhile(lambda one: self._joins_batch(admissions, hints, _dated(one.event, now)), received)]
         if not together:
             cursor = received[0].cursor
             match _dated(received[0].event, now):
@@ -218,6 +230,8 @@ class GatewayIntake:
                     if await self.store.write(apply_deletion, deletion, cursor, now):
                         log.info("inbox.withdrawn", chat=deletion.chat.name)
             return 1
+        for message in hints:  # before the cursors move, so that a crash loses no hint
+            await self._hint(message, now)
         newest = {one.cursor.channel_ref: one.cursor for one in together if one.cursor is not None}
         if admissions or newest:
             stored = await self._store_messages(admissions, newest.values())
@@ -225,7 +239,7 @@ class GatewayIntake:
                 self._set_going(admission, admitted)
         return len(together)
 
-    def _joins_batch(self, batch: list[AcceptedEvent], event: InboundEvent | None) -> bool:
+    def _joins_batch(self, batch: list[AcceptedEvent], hints: list[InboundMessage], event: InboundEvent | None) -> bool:
         """Add an event to a batch. Return False if the event must be accepted on its own, such as a command."""
         if not isinstance(event, InboundMessage):
             return event is None
@@ -235,16 +249,20 @@ class GatewayIntake:
         result = self.access.assess(event)
         is_ignored = result in (AccessResult.BOT, AccessResult.UNADDRESSED)
         if is_ignored or (result is AccessResult.DENIED and event.ticket is None):
+            if result is not AccessResult.BOT and self.access.hears(event.chat):
+                batch.append(self._talk(event))
+            if result is AccessResult.DENIED and self._owes_hint(event):
+                hints.append(event)
             self.access.judge(event)
             return True
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         sessions = self.runtime.config.sessions
         # Except in busy mode `queue`, an earlier message of the batch can start a turn that this message joins or ends.
-        is_apart = sessions.busy_mode == "queue" or all(admission.key != key for admission in batch)
+        is_apart = sessions.busy_mode == "queue" or all(one.is_talk or one.key != key for one in batch)
         is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart
         if not is_plain or self._message_limiter.full_since(event, sessions.messages_per_minute) is not None:
             return False
-        batch.append(self._admission(event, key, None, None, None, ahead=len(batch)))
+        batch.append(self._admission(event, key, None, None, None, ahead=sum(not one.is_talk for one in batch)))
         self.access.judge(event)
         return True
 
@@ -271,6 +289,9 @@ class GatewayIntake:
         """Start the processing of a stored event: wake the chat's lane, run the command, or deliver a reply."""
         if admitted.has_reply:
             self.delivery.wake(admitted.chat_id)
+        if admission.is_talk:
+            self._told.add(admission.key)
+            return
         if admitted.inbox_id is None:
             self.lanes.wake(admitted.chat_id)  # the first attempt to store it may have been cancelled before this
             return
@@ -326,6 +347,7 @@ class GatewayIntake:
             may_join_any=not message.chat_kind.is_shared or self.access.role_of(message.sender.ref) is UserRole.ADMIN,
             may_start=self.lanes.has_room(ahead) and not (message.attachments or message.expects_more),
             running_here=running.id if running is not None else None,
+            shows_talk=message.chat_kind.is_shared and self.access.hears(message.chat),
         )
         if parsed is None:
             waits = message.words_by is not None or (sessions.busy_mode == "steer" and message.attachments)
@@ -349,6 +371,25 @@ class GatewayIntake:
             return replace(admission, kind=InboxKind.COMMAND, queued_notice=AFTER_THIS_ANSWER)
         return replace(admission, kind=InboxKind.COMMAND, mode=InboxMode.ALONE, max_waiting=None)
 
+    def _talk(self, message: InboundMessage) -> AcceptedEvent:
+        """Return a group message that does not address the bot as an event that is stored and starts nothing."""
+        files = (f"(file: {file.name})" for file in message.attachments if not file.is_quoted)
+        quote = message.quote
+        answers = f"(in reply to {quote.author}: {shortened(quote.text, 100)})" if quote is not None else ""
+        source = "" if message.words_by is None else f"(forwarded from {message.words_by or 'somebody'})"
+        return AcceptedEvent(
+            message=message,
+            key=message.chat,
+            kind=InboxKind.MESSAGE,
+            mode=InboxMode.QUEUE,
+            text="\n".join(filter(None, (answers, source, message.text, *files))),
+            max_waiting=None,
+            cursor=None,
+            queued_notice=None if message.chat in self._told else NOW_HEARS,
+            is_talk=True,
+            has_access=self.access.has_access(message.sender.ref),
+        )
+
     async def _store_messages(
         self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]
     ) -> Sequence[StoredEvent]:
@@ -357,8 +398,9 @@ class GatewayIntake:
         If the database cannot be written, tell their chats that the messages are waiting.
         """
         now = self.clock.now()
-        for admission in admissions:
-            self.waiting.note_waiting(admission.message)
+        asking = [admission.message for admission in admissions if not admission.is_talk]
+        for message in asking:
+            self.waiting.note_waiting(message)
         try:
             try:
                 stored = await self.store.write(admit_all, admissions, cursors, now)
@@ -370,8 +412,8 @@ class GatewayIntake:
                 if admission.message.chat_kind is ChatKind.LOCAL:  # the web page keeps the text
                     self.waiting.forget(admission.message.chat)
             raise
-        for admission in admissions:
-            self.waiting.note_stored(admission.message)
+        for message in asking:
+            self.waiting.note_stored(message)
         return stored
 
     async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
@@ -418,7 +460,27 @@ class GatewayIntake:
         if chat_id is not None:
             self.delivery.wake(chat_id)
 
+    def _owes_hint(self, message: InboundMessage) -> bool:
+        """Return True if a stranger in a group must be told in private how to get access: once a day."""
+        if message.direct_ref is None or message.is_bare_command:
+            return False
+        everybody = replace(message, sender=replace(message.sender, id="*"))
+        limiter = self._hint_limiter
+        return limiter.full_since(message, 1) is None and limiter.full_since(everybody, HINTS_PER_DAY) is None
+
+    async def _hint(self, message: InboundMessage, now: Millis) -> None:
+        assert message.direct_ref is not None
+        key = replace(message.chat, chat_ref=message.direct_ref, thread_ref="")
+        private = replace(message, chat=key, chat_kind=ChatKind.DIRECT, chat_title=None)
+        once = f"hint:{message.sender.ref}:{now // 86_400_000}"
+        text = HINT_PAIRING if self.runtime.config.pairing.enabled else HINT_CLOSED
+        chat_id = await self.store.write(refuse, private, key, once, text, None, now)
+        if chat_id is not None:
+            self.delivery.wake(chat_id)
+
     async def _accept_edit(self, edit: values.EditEvent, cursor: Cursor | None) -> None:
+        if self.access.hears(edit.chat) and await self.store.write(talk.apply_edit, edit, cursor):
+            return
         if self.access.role_of(edit.sender.ref) is None:
             if cursor is not None:
                 await self.store.write(inbox.advance_cursor, cursor)

@@ -310,7 +310,7 @@ def _attachments(loaded: LoadedConfig) -> Iterator[CheckResult]:
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
     telegram, discord = loaded.config.telegram, loaded.config.discord
     for check, token, probe in (
-        ("telegram", telegram.token, partial(probe_telegram, telegram, loaded.config.network)),
+        ("telegram", telegram.token, partial(probe_telegram, telegram, loaded.config.network, explains_groups=True)),
         ("discord", discord.token, partial(probe_discord, discord, loaded.config.network)),
     ):
         try:

@@ -29,12 +29,18 @@ from platforms.settings import DiscordSettings, TelegramSettings
 
 _Fetch: TypeAlias = Callable[..., tuple[int, Mapping[str, Any]]]
 
+PRIVACY_MODE = (
+    " Its privacy mode is on, so Telegram sends it only messages to it, except in groups where it is an admin. To use "
+    "/groupcontext, send /setprivacy to @BotFather, choose Disable, and add the bot to the group again."
+)
 
-def probe_telegram(settings: TelegramSettings, network: NetworkSettings) -> str:
-    """Call `getMe` with the configured token."""
+
+def probe_telegram(settings: TelegramSettings, network: NetworkSettings, *, explains_groups: bool = False) -> str:
+    """Call `getMe` with the configured token. `explains_groups`: also explain privacy mode if it is on."""
     status, body = _fetch(f"{settings.base_url}/bot{plain(settings.token)}/getMe", network=network, target="telegram")
     if status == 200 and isinstance(body.get("result"), dict):
-        return f"The Telegram token works. The bot is @{body['result'].get('username')}."
+        is_private = explains_groups and body["result"].get("can_read_all_group_messages") is False
+        return f"The Telegram token works. The bot is @{body['result'].get('username')}.{PRIVACY_MODE * is_private}"
     if status in (401, 404):
         raise CommandError("Telegram rejected this token. @BotFather shows the right one.")
     raise CommandError(_trouble("Telegram", settings.base_url, status, body))

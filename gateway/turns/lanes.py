@@ -144,7 +144,9 @@ class Lane:
                 return
             ids = [row.id for row in rows]
             try:
-                turn = await lanes.store.write(_start_turn, self._chat_id, ids, prepared, lanes.clock.now())
+                shows_talk = lanes.access.hears_somewhere
+                work = (self._chat_id, ids, prepared, lanes.clock.now())
+                turn = await lanes.store.write(_start_turn, *work, shows_talk=shows_talk)
             except InboxMoved:
                 return  # a message was withdrawn in the meantime, so read the rows again
             await self._execute(turn)
@@ -403,6 +405,8 @@ def _start_turn(
     inbox_ids: Sequence[InboxId],
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
+    *,
+    shows_talk: bool = False,
 ) -> RunningTurn:
     """Open a turn. If the last conversation has expired, tell the chat why it has a new conversation."""
     last = load_active(db, chat_id)
@@ -410,7 +414,7 @@ def _start_turn(
         text = "Your last conversation was idle for a long time, so this is a new one. "
         text, key = text + f"To go back, send `/resume {last.short_key}`.", f"expired:{last.id}:{last.version}"
         outbox.enqueue(db, Reply(chat_id=chat_id, markdown=text, dedupe_key=key), now)
-    return journal.start_turn(db, chat_id, inbox_ids, prepared, now)
+    return journal.start_turn(db, chat_id, inbox_ids, prepared, now, shows_talk=shows_talk)
 
 
 def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow]]:

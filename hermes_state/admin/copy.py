@@ -51,6 +51,7 @@ TABLES: Final = {
     "todos": ("lineage_id", "id"),
     "live_buttons": ("chat_id", "topic"),
     "schedules": ("id",),
+    "talk": ("id",),
 }
 """Every table with its key columns, ordered so that references point to earlier tables.
 

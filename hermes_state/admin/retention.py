@@ -18,6 +18,7 @@ from hermes_state.search.index import serving_index
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
+from hermes_state.talk import MAX_AGE_MS
 from hermes_state.values import Millis
 
 SLICE_ROWS = 500
@@ -31,19 +32,22 @@ _EXPIRED: Final = {
     "schedules": ("id", "state = 'done' AND fired_at < ?"),
     # Expired codes. Approved and revoked people stay.
     "pairings": ("code_hash", "state = 'pending' AND expires_at < ?"),
+    # Talk between mentions, which no turn shows any more.
+    "talk": ("id", "sent_at < ?"),
 }
 """Key column of each table, and the SQL condition for its rows that ended long enough ago to be removed."""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
-    """Remove inbox rows, outbox rows and schedules settled over `max_age_millis` ago, and expired pairing codes.
+    """Remove inbox rows, outbox rows and schedules settled over `max_age_millis` ago, expired codes, and old talk.
 
     Return the number of removed rows by table. Settled inbox rows must be kept for at least a day, because a platform
     can deliver an event again for that long.
     """
     counts = dict.fromkeys(_EXPIRED, 0)
     for table in _EXPIRED:
-        before = now if table == "pairings" else Millis(now - max_age_millis)
+        ages = {"pairings": 0, "talk": MAX_AGE_MS}
+        before = Millis(now - ages.get(table, max_age_millis))
         removed = SLICE_ROWS
         while removed == SLICE_ROWS:
             removed = await store.write(_remove_slice, table, before)

@@ -17,6 +17,8 @@ from platforms.files import UNREADABLE_QUOTE, kind_of
 from platforms.text import utf16_units
 
 PLATFORM = "discord"
+PERSON_MARK = "@"
+"""Mark of a chat reference that names a person, because the id of their direct chat is not known yet."""
 _SPOKEN = (discord.MessageType.default, discord.MessageType.reply)
 
 
@@ -53,8 +55,10 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class EventReader:
     """Converts the events of one client. A live message and its copy from the history become equal values."""
 
-    def __init__(self, client: discord.Client, clock: values.Clock) -> None:
+    def __init__(self, client: discord.Client, clock: values.Clock, *, needs_mention: bool = False) -> None:
+        """`needs_mention`: a mention is also needed in threads that the bot opened."""
         self._client = client
+        self._needs_mention = needs_mention
         self._clock = clock
         self._starters: dict[int, discord.Message] = {}
         """Messages from which new threads were started, each kept until a person mentions the bot in the thread."""
@@ -75,6 +79,7 @@ class EventReader:
             files = [UNREADABLE_QUOTE if message.message_snapshots else unread]
         is_direct = isinstance(message.channel, discord.DMChannel)
         is_named = any(mention in message.content for mention in self._own_mentions(message))
+        is_answer = quote is not None and quote.is_from_bot
         return InboundMessage(
             event_ref=self._event_ref(message.id),
             chat=self._chat(message.channel.id),
@@ -83,13 +88,14 @@ class EventReader:
             text=text,
             message_ref=str(message.id),
             sent_at=millis_of(message.id),
-            is_addressed=is_direct or is_named or (not sender.is_bot and quote is not None and quote.is_from_bot),
+            is_addressed=is_direct or is_named or (not sender.is_bot and (is_answer or self._is_own(message.channel))),
             # probably the first piece of a text that was too long for one message
             expects_more=utf16_units(message.content) >= LIMIT - 200,
             chat_title=_title(message.channel),
             attachments=(*files, *quoted_files),
             quote=quote,
             words_by=words_by,
+            direct_ref=None if sender.is_bot else f"{PERSON_MARK}{sender.id}",
         )
 
     def edit(self, payload: discord.RawMessageUpdateEvent) -> values.EditEvent | None:
@@ -147,6 +153,10 @@ class EventReader:
 
     def _chat(self, channel_id: int) -> values.ChatKey:
         return values.ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(channel_id))
+
+    def _is_own(self, channel: object) -> bool:
+        """Return True for a thread that the bot opened, in which messages address it without a mention."""
+        return isinstance(channel, discord.Thread) and channel.owner_id == self._bot_id and not self._needs_mention
 
     def _own_mentions(self, message: discord.Message) -> list[str]:
         mentions = [f"<@{self._bot_id}>", f"<@!{self._bot_id}>"]

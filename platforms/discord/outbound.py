@@ -22,7 +22,7 @@ from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejected
-from platforms.discord.inbound import snowflake_at
+from platforms.discord.inbound import PERSON_MARK, snowflake_at
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import Ticket, TicketRegistry, button_view
 from platforms.text import UNFINISHED, unfinished
@@ -165,9 +165,8 @@ class DiscordSender:
             options["file"] = discord.File(io.BytesIO(await file.read()), file.name)
         try:
             async with self.client.calling(seconds):
-                message = await self._channel(channel_ref).send(
-                    text, nonce=self._nonce(channel_ref, key), mention_author=False, **options
-                )
+                channel = await self._opened(channel_ref)
+                message = await channel.send(text, nonce=self._nonce(channel_ref, key), mention_author=False, **options)
         except (MessageNotFound, TicketRejected) as error:
             raise MessageRejected(str(error)) from error
         return str(message.id)
@@ -186,7 +185,8 @@ class DiscordSender:
         nonce = self._nonce(channel_ref, key)
         try:
             async with self.client.calling(self.request_seconds, is_read=True):
-                async for message in self._channel(channel_ref).history(limit=500, after=after):
+                channel = await self._opened(channel_ref)
+                async for message in channel.history(limit=500, after=after):
                     if not isinstance(message, discord.Message) or not self.client.is_own(message.author):
                         continue
                     is_same = message.nonce == nonce or (text is not None and message.content.strip() == text.strip())
@@ -200,6 +200,12 @@ class DiscordSender:
     def _nonce(self, channel_ref: str, key: str) -> str:
         """Return 24 characters that depend on the key, the channel and the database. Discord accepts up to 25."""
         return hashlib.blake2s(f"{self.salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
+
+    async def _opened(self, channel_ref: str) -> discord.DMChannel | discord.PartialMessageable:
+        """Return a channel. If the reference names a person, open their direct chat."""
+        if not channel_ref.startswith(PERSON_MARK):
+            return self._channel(channel_ref)
+        return await self.client.create_dm(discord.Object(int(channel_ref.removeprefix(PERSON_MARK))))
 
     def _channel(self, channel_ref: str) -> discord.PartialMessageable:
         return self.client.get_partial_messageable(int(channel_ref))

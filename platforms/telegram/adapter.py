@@ -86,6 +86,7 @@ class TelegramAdapter:
                     await client.sdk.initialize()
                 reader = UpdateReader(bot_id=client.sdk.id, username=client.sdk.username)
                 self._sender = TelegramSender(client.sdk, self._buttons)
+                self._health.hears_groups = client.sdk.can_read_all_group_messages
                 log.info("telegram.signed_in", bot=reader.username)
                 client.spawn(_keep_menus(client.sdk, self._menu, intake, self._store), "telegram.menu")
                 try:

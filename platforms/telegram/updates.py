@@ -211,6 +211,8 @@ class HealthState:
         self._detail = "not running"
         self._progress_at: Millis | None = None
         self._progressed_monotonic = time.monotonic()
+        self.hears_groups = True
+        """False if Telegram's privacy mode is on."""
 
     def progressed(self, detail: str = "") -> None:
         """Record that the platform responded. `detail` is a warning for the operator."""
@@ -232,7 +234,8 @@ class HealthState:
         if self._state is AdapterState.RUNNING and silence > self._stall_seconds:
             detail = f"no progress for {silence:.0f} s"
             return AdapterHealth(state=AdapterState.STALLED, last_progress_at=self._progress_at, detail=detail)
-        return AdapterHealth(state=self._state, last_progress_at=self._progress_at, detail=self._detail)
+        health = AdapterHealth(state=self._state, last_progress_at=self._progress_at, detail=self._detail)
+        return replace(health, hears_groups=self.hears_groups)
 
 
 # ---- long polling

@@ -58,6 +58,8 @@ class Rest:
             return fixed
         if re.fullmatch(r"/applications/\d+/commands", path):
             return await self._commands(method, await read_form(self._discord, request))
+        if (method, path) == ("POST", "/users/@me/channels"):
+            return 200, self._discord.dm_with(str((await read_form(self._discord, request))["recipient_id"]))
         if found := re.fullmatch(r"/channels/(\d+)(/.*)?", path):
             data = await read_form(self._discord, request)
             return await self._channel(method, found[1], found[2] or "", request.query, data)

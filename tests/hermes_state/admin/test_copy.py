@@ -54,6 +54,7 @@ INSERT INTO todos VALUES (1, 1, 'first', 'pending', 1), (1, 2, 'second', 'done',
 INSERT INTO live_buttons VALUES (1, 'undo', 'inbox:1', 'Compressed.');
 INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, next_at, created_at)
   VALUES (1, 'telegram:1', 'Ann', '0 8 * * *', 'UTC', 'wake', 9007199254740993, 1);
+INSERT INTO talk VALUES (5, 1, 'm1', 'telegram:2', 'Bob', 0, 'lunch at noon?', 1);
 """
 
 

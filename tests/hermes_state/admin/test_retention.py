@@ -66,10 +66,12 @@ async def test_only_old_settled_rows_are_removed(store: Store) -> None:
         add_pairing(db, "open", "pending", NOW + 1)
         for schedule in (("done", None, OLD), ("done", None, RECENT), ("paused", None, OLD), ("active", 5, OLD)):
             add_schedule(db, *schedule)
+        for ref, sent_at in (("old", NOW - 86_400_001), ("recent", NOW - 1)):
+            db.execute("INSERT INTO talk VALUES (?, 1, ?, 'local:a', 'A', 1, 'hi', ?)", (sent_at, ref, sent_at))
 
     await store.write(fill)
     removed = await remove_expired(store, NOW, MAX_AGE_MILLIS)
-    assert removed == {"inbox": 1, "outbox": 2, "schedules": 1, "pairings": 1}
+    assert removed == {"inbox": 1, "outbox": 2, "schedules": 1, "pairings": 1, "talk": 1}
     assert await store.read(keys, "inbox", "event_ref") == {"recent", "waiting"}
     assert await store.read(keys, "outbox", "dedupe_key") == {"recent", "owed"}
     assert await store.read(keys, "pairings", "code_hash") == {"open", "approved", "revoked"}
