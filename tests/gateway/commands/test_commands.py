@@ -408,7 +408,17 @@ EVERY_COMMAND = (
     *("/schedule", "/schedule add @daily look", "/schedule run 1"),
     *("/think", "/think high", "/think default", "/think lots"),
     *("/approve", "/approve a1 always", "/deny", "/deny a1 not now", "/tools", "/tools forget"),
-    *("/mcp", "/lineage", "/search one", "/session m1", "/why m1", "/usage", "/insights 3"),
+    *(
+        "/groupcontext",
+        "/groupcontext on",
+        "/mcp",
+        "/lineage",
+        "/search one",
+        "/session m1",
+        "/why m1",
+        "/usage",
+        "/insights 3",
+    ),
 )
 
 
