@@ -30,10 +30,9 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     kind: ChatKind
     title: str | None
     active_session_id: SessionId | None
-    talk_seen_id: int = 0  # newest message between mentions that a turn has shown
 
 
-_COLUMNS = f"id, {columns(ChatKey, 'chats', 'key')}, kind, title, active_session_id, talk_seen_id"
+_COLUMNS = f"id, {columns(ChatKey, 'chats', 'key')}, kind, title, active_session_id"
 
 _IS_CHAT = "platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"
 

@@ -11,9 +11,9 @@ from dataclasses import astuple, replace
 import msgspec
 
 from hermes_state import inbox
-from hermes_state.chats import ensure_chat, find_chats_at
+from hermes_state.chats import ensure_chat
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, columns, select, select_one
+from hermes_state.store.sql import Connection, columns, scalar, select, select_one
 from hermes_state.text import both_ends
 from hermes_state.transcripts import EMPTY_BODY, OUTSIDER_BODY, NewMessage, append_to_tip
 from hermes_state.values import (
@@ -54,6 +54,8 @@ class _StoredTalk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _COLUMNS = columns(_StoredTalk, "t")
+_OF_GROUP = """JOIN chats g ON g.platform = c.platform AND g.account = c.account AND g.chat_ref = c.chat_ref
+  AND g.thread_ref = c.thread_ref AND g.user_ref = ''"""
 
 
 def keep(db: Connection, chat_id: ChatId, message: InboundMessage | EditEvent, text: str, *, has_access: bool) -> None:
@@ -69,8 +71,7 @@ def keep(db: Connection, chat_id: ChatId, message: InboundMessage | EditEvent, t
 
 def show(db: Connection, chat_id: ChatId, lineage_id: LineageId, turn_id: TurnId, now: Millis) -> None:
     """Copy the messages that the chat's turns have not seen into the transcript, as far as the limits allow."""
-    query = f"""SELECT {_COLUMNS} FROM chats c JOIN chats g ON g.platform = c.platform AND g.account = c.account
-      AND g.chat_ref = c.chat_ref AND g.thread_ref = c.thread_ref AND g.user_ref = ''
+    query = f"""SELECT {_COLUMNS} FROM chats c {_OF_GROUP}
     JOIN talk t ON t.chat_id = g.id AND t.id > c.talk_seen_id AND t.sent_at > ?
     WHERE c.id = ? ORDER BY t.id DESC LIMIT ?"""
     rows = select(db, _StoredTalk, query, (now - MAX_AGE_MS, chat_id, MAX_SHOWN))
@@ -108,7 +109,8 @@ def apply_edit(db: Connection, edit: EditEvent, cursor: Cursor | None) -> bool:
     if row is None:
         return False
     inbox.advance_cursor(db, cursor)
-    was_seen = any(chat.talk_seen_id >= row.id for chat in find_chats_at(db, edit.chat))
+    seen = f"SELECT max(c.talk_seen_id) FROM chats c {_OF_GROUP} WHERE g.id = ?"
+    was_seen = scalar(db, int, seen, (row.chat_id,)) >= row.id
     is_change = was_seen or row.text.startswith(inbox.EDIT_PREFIX)
     text = both_ends(inbox.EDIT_PREFIX * is_change + edit.text, MAX_CHARACTERS)
     if was_seen and edit.text != row.text and text != row.text:  # as a new row, it is not seen yet

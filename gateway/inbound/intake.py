@@ -374,8 +374,7 @@ class GatewayIntake:
     def _talk(self, message: InboundMessage) -> AcceptedEvent:
         """Return a group message that does not address the bot as an event that is stored and starts nothing."""
         files = (f"(file: {file.name})" for file in message.attachments if not file.is_quoted)
-        quote = message.quote
-        answers = f"(in reply to {quote.author}: {shortened(quote.text, 100)})" if quote is not None else ""
+        answers = f"(in reply to {quote.author}: {shortened(quote.text, 100)})" if (quote := message.quote) else ""
         source = "" if message.words_by is None else f"(forwarded from {message.words_by or 'somebody'})"
         return AcceptedEvent(
             message=message,

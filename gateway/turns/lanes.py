@@ -144,9 +144,8 @@ class Lane:
                 return
             ids = [row.id for row in rows]
             try:
-                shows_talk = lanes.access.hears_somewhere
                 work = (self._chat_id, ids, prepared, lanes.clock.now())
-                turn = await lanes.store.write(_start_turn, *work, shows_talk=shows_talk)
+                turn = await lanes.store.write(_start_turn, *work, shows_talk=lanes.access.hears_somewhere)
             except InboxMoved:
                 return  # a message was withdrawn in the meantime, so read the rows again
             await self._execute(turn)

@@ -95,7 +95,7 @@ class EventReader:
             attachments=(*files, *quoted_files),
             quote=quote,
             words_by=words_by,
-            direct_ref=None if sender.is_bot else f"{PERSON_MARK}{sender.id}",
+            direct_ref=None if sender.is_bot or is_direct else f"{PERSON_MARK}{sender.id}",
         )
 
     def edit(self, payload: discord.RawMessageUpdateEvent) -> values.EditEvent | None:

@@ -127,7 +127,8 @@ class UpdateReader:
             attachments=(*attachments, *(quoted_files if raw or message.media_group_id is None else ())),
             quote=quote,
             words_by=_words_by(message),
-            direct_ref=sender.id if message.sender_chat is None else None,  # works only if the person started the bot
+            # works only if the person has started the bot
+            direct_ref=None if message.sender_chat is not None or message.chat.type == Chat.PRIVATE else sender.id,
         )
 
     def _edit(self, update: Update, message: Message) -> values.EditEvent | None:

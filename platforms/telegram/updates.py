@@ -211,8 +211,7 @@ class HealthState:
         self._detail = "not running"
         self._progress_at: Millis | None = None
         self._progressed_monotonic = time.monotonic()
-        self.hears_groups = True
-        """False if Telegram's privacy mode is on."""
+        self.hears_groups = True  # False in Telegram's privacy mode
 
     def progressed(self, detail: str = "") -> None:
         """Record that the platform responded. `detail` is a warning for the operator."""

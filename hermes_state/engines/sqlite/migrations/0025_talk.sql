@@ -1,5 +1,4 @@
 -- What is said in groups between two turns.
-
 CREATE TABLE talk (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   chat_id INTEGER NOT NULL REFERENCES chats(id),
