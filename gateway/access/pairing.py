@@ -22,6 +22,9 @@ OFFER = (
     "You do not have access yet. Your pairing code is `{code}`, valid for {minutes} minutes. The owner of this bot can "
     "approve it with `hermes-gateway pair approve {code}`, or an admin with `/pair approve {code}`."
 )
+HINT = "You wrote to me in a group, but you do not have access yet. "
+HINT_PAIRING = f"{HINT}Send me any message here, and you receive a pairing code that the owner of this bot can approve."
+HINT_CLOSED = f"{HINT}Please ask the person who runs this bot."
 STILL_WAITING = "You do not have access yet. Your code still needs approval from the owner of this bot or an admin."
 
 COMMAND_LINE = "command line"

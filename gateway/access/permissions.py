@@ -20,9 +20,11 @@ from hermes_state.inbox import queue_steers
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.talk import load_hearing
-from hermes_state.values import LOCAL_OWNER, ChatId, ChatKey, ChatKind, InboundMessage, UserRef
+from hermes_state.values import LOCAL_OWNER, ChatId, ChatKey, ChatKind, InboundMessage, Millis, UserRef
 
 log = structlog.get_logger()
+
+MINUTE_MS = 60_000
 
 
 class AccessResult(StrEnum):
@@ -164,3 +166,33 @@ def find_admin_chats(config: Config, db: Connection) -> Sequence[ChatId]:
     tokens = {"telegram": config.telegram.token, "discord": config.discord.token, "local": config.local.enabled or None}
     platforms = [name for name, token in tokens.items() if token is not None]
     return load_admin_chats(db, {*map(UserRef, config.access.admins), LOCAL_OWNER}, platforms)
+
+
+class RateLimiter:
+    """Counts each person's events in windows of fixed length. The first event after a window opens the next window.
+
+    Windows are based on sending times, because messages that arrive together after an outage were not sent together.
+    """
+
+    def __init__(self, window_ms: int = MINUTE_MS) -> None:
+        self._window_ms = window_ms
+        self._windows: dict[UserRef, tuple[Millis, set[str]]] = {}
+        """Start time and events of each person's window. The person with the newest event comes last."""
+
+    def full_since(self, message: InboundMessage, limit: int) -> Millis | None:
+        """Return the start of the sender's window if it already has `limit` events, or None if the message is accepted.
+
+        A message that was accepted before is accepted again. A `limit` of 0 means no limit.
+        """
+        if not limit:
+            return None
+        begun, events = self._windows.pop(message.sender.ref, (message.sent_at, set()))
+        if abs(message.sent_at - begun) >= self._window_ms:
+            begun, events = message.sent_at, set()
+        self._windows[message.sender.ref] = begun, events
+        if len(self._windows) > 1_000:
+            del self._windows[next(iter(self._windows))]
+        if len(events) >= limit and message.event_ref not in events:
+            return begun
+        events.add(message.event_ref)
+        return None

@@ -29,7 +29,7 @@ from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
-from hermes_state.text import both_ends
+from hermes_state.text import both_ends, shortened
 from hermes_state.tools import schedules
 from hermes_state.turns import RunningTurn, find_open_turn
 from hermes_state.values import ChatId, ChatKey, Cursor, EditEvent, InboundMessage, InboxId, Millis, TurnId
@@ -82,6 +82,25 @@ class AcceptedEvent:
     def runs_at_once(self) -> bool:
         """True for a command that runs immediately, even during a turn."""
         return self.kind is InboxKind.COMMAND and self.max_waiting is None
+
+
+def talk_event(message: InboundMessage, has_access: bool, notice: str | None) -> AcceptedEvent:
+    """Return a group message that does not address the bot as an event that is stored and starts nothing."""
+    files = (f"(file: {file.name})" for file in message.attachments if not file.is_quoted)
+    answers = f"(in reply to {quote.author}: {shortened(quote.text, 100)})" if (quote := message.quote) else ""
+    source = "" if message.words_by is None else f"(forwarded from {message.words_by or 'somebody'})"
+    return AcceptedEvent(
+        message=message,
+        key=message.chat,
+        kind=InboxKind.MESSAGE,
+        mode=InboxMode.QUEUE,
+        text="\n".join(filter(None, (answers, source, message.text, *files))),
+        max_waiting=None,
+        cursor=None,
+        queued_notice=notice,
+        is_talk=True,
+        has_access=has_access,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from itertools import takewhile
 
 import structlog
 
-from gateway.access.pairing import STILL_WAITING, offer_pairing, refuse
-from gateway.access.permissions import AccessControl, AccessResult
+from gateway.access.pairing import HINT_CLOSED, HINT_PAIRING, STILL_WAITING, offer_pairing, refuse
+from gateway.access.permissions import MINUTE_MS, AccessControl, AccessResult, RateLimiter
 from gateway.commands.groups import NOW_HEARS
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
@@ -28,6 +28,7 @@ from gateway.inbound.admission import (
     apply_deletion,
     apply_edit,
     is_busy,
+    talk_event,
 )
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
@@ -39,9 +40,8 @@ from hermes_state.chats import find_chat, move_chat
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.store.writer import Store
-from hermes_state.text import shortened
 from hermes_state.tools import schedules
-from hermes_state.values import ChatKey, ChatKind, Cursor, InboundEvent, InboundMessage, Millis, UserRef
+from hermes_state.values import ChatKey, ChatKind, Cursor, InboundEvent, InboundMessage, Millis
 from platforms.base import ReceivedEvent
 from platforms.console import Console
 
@@ -62,46 +62,11 @@ TOO_MANY = (
     "{seconds} seconds. Please send them again after that."
 )
 
-MINUTE_MS = 60_000
-
 HINTS_PER_DAY = 100
 """Maximum number of private hints to strangers per day, so that a crowd cannot fill the database."""
-HINT = "You wrote to me in a group, but you do not have access yet. "
-HINT_PAIRING = f"{HINT}Send me any message here, and you receive a pairing code that the owner of this bot can approve."
-HINT_CLOSED = f"{HINT}Please ask the person who runs this bot."
 NO_ACCESS = "You do not have access to this bot. Please ask the person who runs it."
 AFTER_THIS_ANSWER = "Queued until the current answer is finished. /stop ends that answer now."
 STEERED = "Noted. I will use this in the answer I am working on."
-
-
-class RateLimiter:
-    """Counts each person's events in windows of fixed length. The first event after a window opens the next window.
-
-    Windows are based on sending times, because messages that arrive together after an outage were not sent together.
-    """
-
-    def __init__(self, window_ms: int = MINUTE_MS) -> None:
-        self._window_ms = window_ms
-        self._windows: dict[UserRef, tuple[Millis, set[str]]] = {}
-        """Start time and events of each person's window. The person with the newest event comes last."""
-
-    def full_since(self, message: InboundMessage, limit: int) -> Millis | None:
-        """Return the start of the sender's window if it already has `limit` events, or None if the message is accepted.
-
-        A message that was accepted before is accepted again. A `limit` of 0 means no limit.
-        """
-        if not limit:
-            return None
-        begun, events = self._windows.pop(message.sender.ref, (message.sent_at, set()))
-        if abs(message.sent_at - begun) >= self._window_ms:
-            begun, events = message.sent_at, set()
-        self._windows[message.sender.ref] = begun, events
-        if len(self._windows) > 1_000:
-            del self._windows[next(iter(self._windows))]
-        if len(events) >= limit and message.event_ref not in events:
-            return begun
-        events.add(message.event_ref)
-        return None
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -250,7 +215,8 @@ class GatewayIntake:
         is_ignored = result in (AccessResult.BOT, AccessResult.UNADDRESSED)
         if is_ignored or (result is AccessResult.DENIED and event.ticket is None):
             if result is not AccessResult.BOT and self.access.hears(event.chat):
-                batch.append(self._talk(event))
+                notice = None if event.chat in self._told else NOW_HEARS
+                batch.append(talk_event(event, self.access.has_access(event.sender.ref), notice))
             if result is AccessResult.DENIED and self._owes_hint(event):
                 hints.append(event)
             self.access.judge(event)
@@ -370,24 +336,6 @@ class GatewayIntake:
         if is_queued:
             return replace(admission, kind=InboxKind.COMMAND, queued_notice=AFTER_THIS_ANSWER)
         return replace(admission, kind=InboxKind.COMMAND, mode=InboxMode.ALONE, max_waiting=None)
-
-    def _talk(self, message: InboundMessage) -> AcceptedEvent:
-        """Return a group message that does not address the bot as an event that is stored and starts nothing."""
-        files = (f"(file: {file.name})" for file in message.attachments if not file.is_quoted)
-        answers = f"(in reply to {quote.author}: {shortened(quote.text, 100)})" if (quote := message.quote) else ""
-        source = "" if message.words_by is None else f"(forwarded from {message.words_by or 'somebody'})"
-        return AcceptedEvent(
-            message=message,
-            key=message.chat,
-            kind=InboxKind.MESSAGE,
-            mode=InboxMode.QUEUE,
-            text="\n".join(filter(None, (answers, source, message.text, *files))),
-            max_waiting=None,
-            cursor=None,
-            queued_notice=None if message.chat in self._told else NOW_HEARS,
-            is_talk=True,
-            has_access=self.access.has_access(message.sender.ref),
-        )
 
     async def _store_messages(
         self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from gateway.inbound.intake import COMMANDS_PER_MINUTE, TOO_FAST, RateLimiter
+from gateway.access.permissions import RateLimiter
+from gateway.inbound.intake import COMMANDS_PER_MINUTE, TOO_FAST
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, scalar
 from hermes_state.values import ChatId, Cursor, InboundMessage, Millis
