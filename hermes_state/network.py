@@ -1,15 +1,17 @@
 """Proxies for outgoing connections: the settings, and the choice of a proxy for an address.
 
->>> network = NetworkSettings(proxy="http://10.0.0.1:3128", proxies={"discord": "socks5://10.0.0.2:1080"})
+>>> network = NetworkSettings(proxy={"discord": "socks5://10.0.0.2:1080", "default": "http://10.0.0.1:3128"})
 >>> print(network.route("discord")("https", "discord.com"))
 socks5://10.0.0.2:1080
 >>> network.route("model")("http", "127.0.0.1") is None
 True
 
-Without settings, the variables `HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY` of the environment apply.
+Without the setting, the variables `HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY` of the environment apply. Hosts in
+`NO_PROXY` are always reached directly.
 """
 
 import ipaddress
+import itertools
 import re
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +23,13 @@ from urllib.parse import quote, unquote, urlsplit
 from pydantic import AfterValidator, BeforeValidator
 
 from hermes_state.errors import ConfigError
-from hermes_state.setting_types import FrozenBlock, keyed, listed
+from hermes_state.setting_types import FrozenBlock, keyed
 from hermes_state.settings import Setting
 
 Target: TypeAlias = Literal["telegram", "discord", "model", "web", "mcp"]
 DIRECT: Final = "direct"
+_OTHERS: Final = "default"
+"""Name in `network.proxy` for the targets that it does not list."""
 _SCHEMES: Final = {"http": "http", "https": "https", **dict.fromkeys(("socks", "socks5", "socks5h"), "socks5")}
 _PORTS: Final = {"http": 80, "https": 443, "socks5": 1080}
 _ADDRESS: Final = (
@@ -89,11 +93,19 @@ def _address(value: object) -> object:
     return parsed_proxy(value).url
 
 
-def _addresses(value: object) -> Mapping[str, object]:
-    found = {}
-    for name, address in keyed(value).items():
-        if name not in get_args(Target):
-            raise ValueError(f"{str(name)[:100]!r} is not one of {', '.join(get_args(Target))}")
+def _proxy_setting(value: object) -> object:
+    """Return an address, or a mapping of targets to addresses. A mapping in an environment variable is JSON."""
+    if value is None:
+        return None
+    is_block = isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{"))
+    return _addresses(keyed(value)) if is_block else _address(value)
+
+
+def _addresses(block: Mapping[object, object]) -> Mapping[str, object]:
+    known, found = (*get_args(Target), _OTHERS), {}
+    for name, address in block.items():
+        if not isinstance(name, str) or name not in known:
+            raise ValueError(f"{str(name)[:100]!r} is not one of {', '.join(known)}")
         try:
             found[name] = _address(address)
         except ValueError as error:
@@ -101,46 +113,31 @@ def _addresses(value: object) -> Mapping[str, object]:
     return found
 
 
-def _exceptions(value: object) -> object:
-    return (
-        re.split(r"[\s,;]+", value.strip(" ,;")) if isinstance(value, str) and "[" not in value[:1] else listed(value)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
     """Proxy for outgoing connections (`docs/how-to/run-behind-a-proxy.md`)."""
 
     proxy: Annotated[
-        str | None,
-        BeforeValidator(lambda value: None if value is None else _address(value)),
+        str | Annotated[dict[str, str], AfterValidator(FrozenBlock)] | None,
+        BeforeValidator(_proxy_setting),
         Setting(default_text="`HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY`", restart=True),
     ] = None
     """Proxy for Telegram, Discord, models, web tools and MCP servers, such as `http://proxy.example.org:3128`. The
-    address begins with `http`, `https` or `socks5`. `direct` ignores the environment. Set it if the machine has no
-    direct connection to the internet."""
-    proxies: Annotated[
-        dict[str, str],
-        BeforeValidator(_addresses),
-        AfterValidator(FrozenBlock),
-        Setting(default_text="none", restart=True),
-    ] = field(default_factory=FrozenBlock)
-    """Other proxies for `telegram`, `discord`, `model`, `web` or `mcp`. The value is an address, or `direct`. Set it if
-    only some services need a proxy."""
-    no_proxy: Annotated[tuple[str, ...], BeforeValidator(_exceptions), Setting(default_text="none", restart=True)] = ()
-    """Hosts and networks to reach directly, such as `.lan` or `10.0.0.0/8`, in addition to `NO_PROXY`. Loopback
-    addresses are always reached directly. Set it for services in your own network."""
+    address begins with `http`, `https` or `socks5`. `direct` ignores the environment. For different proxies, map
+    `telegram`, `discord`, `model`, `web`, `mcp` and `default` (the others) to an address or `direct`. Set it if the
+    machine has no direct connection to the internet."""
 
     def check(self) -> None:
         """Raise `ConfigError` if the environment names a proxy that cannot be used."""
-        for scheme in ("https", "http"):
-            self.route("model")(scheme, "check.invalid")
+        for target, scheme in itertools.product(get_args(Target), ("https", "http")):
+            self.route(target)(scheme, "check.invalid")
 
     def route(self, target: Target) -> Route:
         """Return the choice of a proxy for connections to a target. Reads the environment once."""
         variables = urllib.request.getproxies()
-        exceptions = (*self.no_proxy, *re.split(r"[\s,]+", variables.pop("no", "")))
-        address = self.proxies.get(target, self.proxy)
+        exceptions = re.split(r"[\s,]+", variables.pop("no", ""))
+        proxy = self.proxy
+        address = proxy.get(target, proxy.get(_OTHERS)) if isinstance(proxy, Mapping) else proxy
         fixed = parsed_proxy(address) if address not in (None, DIRECT) else None
 
         def proxy_for(scheme: str, host: str) -> Proxy | None:

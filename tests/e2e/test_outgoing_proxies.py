@@ -122,9 +122,9 @@ async def test_each_service_can_have_its_own_proxy(behind: Behind) -> None:
     address = behind.proxy.url("socks5", LOGIN)
     await behind.use_everything(
         ANY_ADDRESS,
-        HERMES_NETWORK__PROXY="http://127.0.0.1:9",
-        HERMES_NETWORK__PROXIES=json.dumps(
-            {"telegram": address, "discord": address, "web": address, "model": "direct", "mcp": "direct"}
+        ALL_PROXY="http://127.0.0.1:9",
+        HERMES_NETWORK__PROXY=json.dumps(
+            {"telegram": address, "discord": address, "web": address, "default": "direct"}
         ),
     )
     assert behind.proxy.hosts() == {ANY_ADDRESS, PAGE_HOST}

@@ -1,5 +1,6 @@
 """Proxies: which addresses are accepted, and which hosts are reached through which proxy."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,13 +43,13 @@ def test_addresses_that_people_write_are_understood_or_refused(row: Mapping[str,
 
 
 @pytest.mark.parametrize("row", WRITTEN["exception"], ids=lambda row: row["source"])
-@pytest.mark.parametrize("is_setting", [True, False], ids=["network.no_proxy", "NO_PROXY"])
+@pytest.mark.parametrize("variable", ["NO_PROXY", "no_proxy"])
+@pytest.mark.parametrize("proxy", ["http://proxy.test:3128", {"model": "http://proxy.test:3128"}], ids=["all", "model"])
 def test_exceptions_that_people_write_are_understood(
-    row: Mapping[str, Any], is_setting: bool, monkeypatch: pytest.MonkeyPatch
+    row: Mapping[str, Any], variable: str, proxy: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_setting:
-        monkeypatch.setenv("NO_PROXY", row["written"])
-    network = settings(proxy="http://proxy.test:3128", **({"no_proxy": row["written"]} if is_setting else {}))
+    monkeypatch.setenv(variable, row["written"])
+    network = settings(proxy=proxy)
     assert [host for host in row["direct"] if chosen(network, host) is not None] == []
     assert [host for host in row["proxied"] if chosen(network, host) is None] == []
 
@@ -61,28 +62,37 @@ def test_the_environment_counts_by_the_scheme_of_the_address_if_nothing_is_set(m
     assert chosen(network, "example.org", "http") == "socks5://other.test:2"
     assert chosen(settings(proxy="http://set.test:3"), "example.org") == "http://set.test:3"
     assert chosen(settings(proxy="direct"), "example.org") is None
-    assert chosen(settings(proxies={"model": "direct"}), "example.org") is None
+    assert chosen(settings(proxy={"model": "direct"}), "example.org") is None
+
+    assert chosen(settings(proxy={"web": "direct"}), "example.org") == "http://secure.test:1"
+    assert chosen(settings(proxy={"default": "direct"}), "example.org") is None
 
 
-def test_a_target_can_have_its_own_proxy() -> None:
-    network = settings(proxy="http://all.test:1", proxies='{"discord": "socks5://me:x@own.test", "web": "off"}')
+@pytest.mark.parametrize("is_json", [False, True], ids=["YAML", "JSON"])
+def test_a_target_can_have_its_own_proxy(is_json: bool) -> None:
+    block = {"discord": "socks5://me:x@own.test", "web": "off", "default": "http://all.test:1"}
+    network = settings(proxy=f" {json.dumps(block)}" if is_json else block)
     assert str(network.route("discord")("wss", "gateway.discord.gg")) == "socks5://own.test:1080"
     assert network.route("web")("https", "example.org") is None
     assert str(network.route("mcp")("https", "example.org")) == "http://all.test:1"
+    assert hash(network) == hash(settings(proxy=block))
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("proxy", "words"),
     [
-        ({"proxy": "ftp://me:secret-pass@host"}, "must be the address of a proxy"),
-        ({"proxy": 3128}, "must be the address of a proxy"),
-        ({"proxies": {"telegram": "ftp://me:secret-pass@host"}}, "telegram must be the address of a proxy"),
-        ({"proxies": {"slack": "http://host"}}, "'slack' is not one of telegram, discord, model, web, mcp"),
+        ("ftp://me:secret-pass@host", "must be the address of a proxy"),
+        (3128, "must be the address of a proxy"),
+        (["http://me:secret-pass@host"], "must be the address of a proxy"),
+        ({"telegram": "ftp://me:secret-pass@host"}, "telegram must be the address of a proxy"),
+        ({"default": {"web": "http://me:secret-pass@host"}}, "default must be the address of a proxy"),
+        ({"slack": "http://host"}, "'slack' is not one of telegram, discord, model, web, mcp, default"),
+        ('{"web": "http://me:secret-pass@host"', "is not a JSON object"),
     ],
 )
-def test_wrong_settings_get_one_sentence_without_the_password(values: Mapping[str, Any], words: str) -> None:
+def test_wrong_settings_get_one_sentence_without_the_password(proxy: object, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        settings(**values)
+        settings(proxy=proxy)
     [detail] = caught.value.errors()
     assert words in detail["msg"]
     assert "secret-pass" not in detail["msg"]
@@ -93,7 +103,10 @@ def test_a_wrong_variable_is_named_without_the_password(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"HTTPS_PROXY must be .* set network\.proxy") as caught:
         settings().check()
     assert "secret-pass" not in str(caught.value)
+    with pytest.raises(ConfigError):
+        settings(proxy={"model": "direct"}).check()
     settings(proxy="direct").check()
+    settings(proxy={"default": "direct"}).check()
 
 
 def test_text_of_a_proxy_has_no_login() -> None:
