@@ -86,13 +86,11 @@ class SummaryModelConfig(CallConfig):
         default_text="from the built-in list, else `model.context_length`, else 32768",
     )
     """Context window of the summary model. This window limits the length of the text to summarise."""
-    max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="the model's limit")
-    """Maximum length of a summary with the protocol `anthropic`. Other protocols send no limit with summary calls."""
 
     @property
     def call_settings(self) -> dict[str, Any]:
         """Return the call parameters that are set."""
-        values = {key: getattr(self, key) for key in (*CALL_KEYS, "max_output_tokens")}
+        values = {key: getattr(self, key) for key in CALL_KEYS}
         return {key: value for key, value in values.items() if value not in (None, {})}
 
 
