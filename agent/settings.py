@@ -49,18 +49,6 @@ class TranscriptionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubagentSettings:
-    """Sub-agents that the `delegate` tool starts."""
-
-    max_parallel: Annotated[int, Setting(ge=1, le=50, unit="sub-agents")] = 3
-    """Maximum number of sub-agents that work for one turn at the same time."""
-    max_rounds: int = 20
-    """Maximum number of rounds of tool calls for a sub-agent. After the last round, it must report."""
-    seconds: float = 600.0
-    """Time limit for one sub-agent, in seconds. It starts again after a restart. The turn's deadline also applies."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorkspaceSettings:
     """Each chat's own folder, which the file tools can use."""
 

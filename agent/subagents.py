@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
+from typing import Final
 from weakref import WeakValueDictionary
 
 import structlog
@@ -17,7 +18,6 @@ from agent.context.model_handle import ModelHandle
 from agent.context.pending import CompressionRegistry
 from agent.model.base import Payer
 from agent.prompt import PromptBuilder, subagent_prompt
-from agent.settings import SubagentSettings
 from agent.tool_calls import ResultBudget
 from agent.tools.offers import OfferRegistry, OpenAccess, Policy, ToolAccess
 from agent.tools.planning import DELEGATE
@@ -36,6 +36,15 @@ from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import ChatKey, ChatKind, Clock, MessageId, ToolEffect, TurnId, TurnState, UserRef
 
 log = structlog.get_logger()
+
+MAX_PARALLEL: Final = 3
+"""Maximum number of sub-agents that work for one turn at the same time. One turn must not use up the provider's rate
+limit, which all chats share.
+"""
+MAX_ROUNDS: Final = 20
+"""Maximum number of rounds of tool calls for a sub-agent. After the last round, it must report."""
+SECONDS: Final = 600.0
+"""Time limit for one sub-agent, in seconds. It starts again after a restart. The turn's deadline also applies."""
 
 OF_THE_CONVERSATION = (
     "only the conversation's main agent may use this tool: describe the call that you need in your report"
@@ -80,7 +89,6 @@ class SubagentRunner:
     clock: Clock
     tools: ToolRegistry
     access: ToolAccess
-    settings: SubagentSettings = field(default_factory=SubagentSettings)
     budget: ResultBudget = field(default_factory=ResultBudget)
     zone: tzinfo = UTC
     redact: Callable[[str], str] = redact
@@ -108,7 +116,7 @@ class SubagentRunner:
             if tool is None or refusal is not None:
                 raise ToolError(f"{name[:64]!r} cannot be given to a sub-agent: {refusal or 'there is no such tool'}")
         access = replace(access, names=None if tools is None else frozenset(tools))
-        slot = self._slots.get(parent.id) or asyncio.Semaphore(self.settings.max_parallel)
+        slot = self._slots.get(parent.id) or asyncio.Semaphore(MAX_PARALLEL)
         self._slots[parent.id] = slot
 
         async def take_up() -> str:
@@ -128,15 +136,15 @@ class SubagentRunner:
                 raise ToolError("the turn has ended") from error
 
     async def _work(self, turn: RunningTurn, model: ModelHandle, access: SubagentAccess, on_step: OnStep) -> str:
-        began, seconds = time.monotonic(), self.settings.seconds
+        began = time.monotonic()
         agent = self._agent(turn, access)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(SECONDS):
                 answer = await agent.run(turn, lambda _: None, model, on_step=on_step)
         except (StoreUnavailable, TurnMoved):
             raise
         except TimeoutError:
-            reason = f"it did not finish within {seconds:g} seconds"
+            reason = f"it did not finish within {SECONDS:g} seconds"
             raise await self._failed(turn, "TimeoutError", reason) from None
         except ModelError as error:
             spent = " (the spending cap has been reached)" if isinstance(error, SpendingCapExceeded) else ""
@@ -165,7 +173,7 @@ class SubagentRunner:
             clock=self.clock,
             pending=CompressionRegistry(),
             redact=self.redact,
-            max_tool_rounds=self.settings.max_rounds,
+            max_tool_rounds=MAX_ROUNDS,
             budget=self.budget,
         )
 

@@ -51,6 +51,9 @@ class Endpoint:
     base_url: str | None = None
     """Root URL of the API. None: the URL of the protocol's official API."""
     connect_seconds: float = 5.0
+    """Longest wait for a connection. A server that can be reached usually accepts one within a second, so more time
+    would only delay the retry or the fallback.
+    """
     read_seconds: float = 120.0
     """Longest wait for the start of a response, and for each later piece. Without streaming: for the whole response."""
     first_piece_seconds: float = 300.0

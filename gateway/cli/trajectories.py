@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from agent.model.caps import UnpricedCaps
+from agent.model.catalog import SizeSource
 from agent.model.client import ModelClient
 from agent.trajectories import (
     ModelSummary,
@@ -86,8 +87,8 @@ def compress(
     To continue after an interruption, run the same command again. Lines that are not conversations go to
     OUT.rejected.jsonl. OUT.metrics.json and OUT.metrics.jsonl contain statistics.
 
-    Without --summary-model, the model in auxiliary.trajectories writes the summaries. If auxiliary.trajectories is
-    not set, the main model writes them.
+    Without --summary-model, the model in auxiliary.compression writes the summaries. If auxiliary.compression.model
+    is not set, the main model writes them.
     """
     settings = TrajectorySettings(
         target_max_tokens=target_max_tokens,
@@ -96,7 +97,7 @@ def compress(
         has_notice=has_notice,
     )
     loaded = load_config(process_environment())
-    summary = None if summary_model == "none" else _model_summary(loaded.config, summary_model)
+    summary = None if summary_model == "none" else model_summary(loaded.config, summary_model)
     bar = typer.progressbar(length=source.stat().st_size, file=sys.stderr, hidden=not sys.stderr.isatty())
     runner = TrajectoryRunner(
         compressor=TrajectoryCompressor(settings, summary or deterministic_text, Redactor(loaded.secrets())),
@@ -119,19 +120,23 @@ def compress(
         echo(f"The summaries of this run cost {dollars(summary.ledger.cost)}.", err=True)
 
 
-def _model_summary(config: Config, name: str | None) -> ModelSummary:
-    """Return a summariser for the named model, or for the configured one.
+def model_summary(config: Config, name: str | None) -> ModelSummary:
+    """Return a summariser for the named model, or for the configured summary model.
 
     Raises `CommandError` if there is no such model.
     """
     named = config.model.named_route(name) if name else config.model.route
-    route = named if name else route_for(config, "trajectories", named)
+    route = named if name else route_for(config, "compression", named)
     if route is None or route.protocol == "offline":
         raise CommandError("No model is configured to write summaries. Set model.name, or use --summary-model none.")
     ledger, price = RunLedger(cap_limits(config).daily), price_in(config, route.name)
     caps = UnpricedCaps(route.label) if config.costs.has_caps and price is None else ledger
     client = ModelClient(make_model(route, config.model, config.network), ledger, price=price, caps=caps)
-    return ModelSummary(client=client, ledger=ledger, window=capacity_in(route).context_length, clock=SystemClock())
+    size = capacity_in(route)
+    window: int = size.context_length
+    if not name and size.context_from is SizeSource.ASSUMED:  # as for summaries in the daemon
+        window = config.model.context_length or window
+    return ModelSummary(client=client, ledger=ledger, window=window, clock=SystemClock())
 
 
 async def _run(

@@ -59,7 +59,7 @@ class HygieneConfig(BaseConfig):
     """Prompt size at which hygiene compresses a conversation, but at most 90 % of the input window."""
 
 
-AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "delegate", "trajectories"]
+AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "delegate"]
 
 
 class SummaryModelConfig(CallConfig):
@@ -110,8 +110,6 @@ class AuxiliaryConfig(BaseConfig):
     """Model that writes a conversation's title after the first answer. With `off`, only `/title` sets titles."""
     delegate: RouteWord = "auto"
     """Model that sub-agents use. `off` removes the tool `delegate`."""
-    trajectories: RouteWord = "auto"
-    """Model that writes the summaries of `hermes-gateway trajectories compress`."""
 
     @property
     def routes(self) -> Mapping[str, str]:

@@ -15,15 +15,18 @@ from hermes_state.setting_types import keyed
 Chosen: TypeAlias = Mapping[KeyPath, tuple[Any, str]]
 """Value of each key that is set, with a phrase that names the source of the value."""
 
-FIXED: Final[Mapping[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-"""Keys that are no longer settings, each with a sentence that describes the value that is now fixed."""
-
-_TASKS: Final = ("flush", "title", "delegate", "trajectories")
+_TASKS: Final = ("flush", "title", "delegate")
 _TASK_KEYS: Final = (
     *("mode", "model", "protocol", "base_url", "api_key", "context_length", "max_output_tokens"),
     *("temperature", "top_p", "reasoning_effort", "extra_headers", "extra_body"),
 )
 _MODE: Final = ("auxiliary", "mode")
+_CONSTANTS: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+FIXED: Final[Mapping[str, str]] = _CONSTANTS | {
+    f"auxiliary.trajectories.{key}": _CONSTANTS["auxiliary.trajectories"] for key in _TASK_KEYS
+}
+"""Keys that are no longer settings, each with a sentence that describes the value that is now fixed."""
 
 REPLACED: Final[Mapping[str, str]] = {
     "auxiliary.mode": "auxiliary.compression.mode",

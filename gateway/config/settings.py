@@ -16,7 +16,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from agent.settings import (
     AgentSettings,
     MemorySettings,
-    SubagentSettings,
     TerminalSettings,
     TranscriptionSettings,
     WebSettings,
@@ -51,8 +50,6 @@ class ModelConfig(RouteConfig):
     """Lifetime of Claude prompts in the provider's cache. `1h` suits chats with long pauses, but costs more."""
     turn_seconds: float = setting(900, ge=1, le=86_400, unit="seconds")
     """Maximum time for one turn, including tool calls."""
-    connect_seconds: float = setting(5, ge=0.1, le=120, unit="seconds")
-    """Maximum time to connect to the provider."""
     read_seconds: float = setting(120, ge=0.1, le=3_600, unit="seconds")
     """Maximum time without new output before a model call times out."""
     first_piece_seconds: float = setting(300, ge=0.1, le=86_400, unit="seconds")
@@ -242,7 +239,6 @@ class Config(BaseConfig):
     auxiliary: AuxiliaryConfig = Field(default_factory=AuxiliaryConfig)
     context: ContextEngineConfig = Field(default_factory=ContextEngineConfig)
     memory: MemorySettings = Field(default_factory=MemorySettings)
-    subagents: SubagentSettings = Field(default_factory=SubagentSettings)
     schedules: ScheduleConfig = Field(default_factory=ScheduleConfig)
     notices: NoticeConfig = Field(default_factory=NoticeConfig)
     costs: CostConfig = Field(default_factory=CostConfig)

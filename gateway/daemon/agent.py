@@ -96,7 +96,6 @@ class AgentMaker:
             clock=self.clock,
             tools=registry,
             access=self.access,
-            settings=config.subagents,
             budget=budget,
             zone=zone,
             redact=redactor,
@@ -250,7 +249,7 @@ def _context_of(route: RouteConfig, own: RouteConfig, config: Config) -> Tokens 
 def agent_inputs(config: Config) -> tuple[object, ...]:
     """Return the configuration blocks from which an agent is built. A change in one of them requires a new agent."""
     blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
-    return (*blocks, config.costs, config.tools, config.memory, config.subagents)
+    return (*blocks, config.costs, config.tools, config.memory)
 
 
 def settings_mark(config: Config) -> str:

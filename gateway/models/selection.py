@@ -260,7 +260,6 @@ def make_model(route: RouteConfig, settings: ModelConfig, network: NetworkSettin
         model=route.name,
         api_key=route.plain_key,
         base_url=route.base_url,
-        connect_seconds=settings.connect_seconds,
         read_seconds=settings.read_seconds,
         first_piece_seconds=settings.first_piece_seconds,
         streams=route.streaming,

@@ -156,7 +156,6 @@ def endpoint_of(config: Config) -> Endpoint:
         model=settings.model,
         api_key=route.plain_key,
         base_url=route.base_url,
-        connect_seconds=model.connect_seconds,
         read_seconds=model.read_seconds,
         network=config.network,
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agent.subagents import MAX_PARALLEL
 from tests.e2e.protocols import prompt_of
 from tests.e2e.test_approvals import notebook
 from tests.e2e.test_costs import PRICES, as_json
@@ -216,15 +217,15 @@ async def test_tools_can_be_narrowed_and_one_that_cannot_be_given_is_named(world
 
 
 async def test_more_than_may_work_at_a_time_wait_and_without_sub_agents_the_tool_is_not_offered(world: World) -> None:
-    await world.gateway.start(HERMES_SUBAGENTS__MAX_PARALLEL="1")
-    await hand_on(world, "count barrels", "count lamps")
-    await world.hold(match="count barrels")
+    await world.gateway.start()
+    await hand_on(world, "count barrels", "count barrels of flour", "count barrels of oil", "count lamps")
+    await world.hold(match="count barrels", times=MAX_PARALLEL)
     await world.say("hand it on")
-    await world.asked(2)
-    assert len(subagents(world)) == 1
+    await world.asked(1 + MAX_PARALLEL)
+    assert len(subagents(world)) == MAX_PARALLEL
     await world.release()
     await world.replies(1)
-    assert [state for state, _ in subagents(world)] == ["finished"] * 2
+    assert [state for state, _ in subagents(world)] == ["finished"] * 4
     await world.gateway.stop()
     await world.gateway.start(HERMES_AUXILIARY__DELEGATE="off")
     await world.converse("/new", "hello")

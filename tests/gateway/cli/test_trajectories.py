@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.cli.trajectories import model_summary
 from gateway.operator.lookups import LOOKUPS, look_up
 from gateway.operator.socket import serve_control
 from hermes_state.chats import ensure_chat
@@ -31,7 +32,7 @@ from tests.databases import open_store
 from tests.fakes import fake_llm
 from tests.fakes.labkit import Control, Server
 from tests.gateway.command_line import answering, stored
-from tests.gateway.helpers import Run
+from tests.gateway.helpers import Load, Run
 from tests.hermes_state.rows import START, exchange, key_of
 
 KEY = "sk-abcdefghij0123456789"
@@ -158,7 +159,10 @@ def test_only_a_terminal_shows_a_progress_bar(environ: dict[str, str], tmp_path:
 # -- with a model
 
 
-async def test_a_refused_key_ends_the_run_and_a_later_run_continues(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("summary_model", ["", "lab-32k"])
+async def test_a_refused_key_ends_the_run_and_a_later_run_continues(
+    run: Run, tmp_path: Path, summary_model: str
+) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"".join(line_of(number, 6) for number in range(5)))
     async with Server(fake_llm.make_app()) as llm, aiohttp.ClientSession() as session:
@@ -167,16 +171,25 @@ async def test_a_refused_key_ends_the_run_and_a_later_run_continues(run: Run, tm
             "HERMES_MODEL__NAME": "lab-128k",
             "HERMES_MODEL__BASE_URL": f"{llm.url}/v1",
             "HERMES_MODEL__API_KEY": "test",
+            "HERMES_AUXILIARY__COMPRESSION__MODEL": summary_model,
         }
         words = ("compress", source, target, "--target-max-tokens", "400", "--summary-target-tokens", "100")
         await control.post("script", [{"error": {"kind": "401"}, "times": 9}])
-        assert "lab-128k cannot write summaries" in str((await asyncio.to_thread(run, *words, **variables)).exception)
+        refused = await asyncio.to_thread(run, *words, **variables)
+        assert f"{summary_model or 'lab-128k'} cannot write summaries" in str(refused.exception)
         assert target.read_bytes() == b""
         await control.delete("script")
         await control.post("script", [{"text": "Boats were looked up in the register, all of them.", "times": 9}])
         done = await asyncio.to_thread(run, *words, **variables)
     assert done.exit_code == 0, done.output
     assert len(target.read_bytes().splitlines()) == 5
+
+
+@pytest.mark.parametrize(("name", "window"), [("nobody-knows", 8_192), ("gpt-4.1", 1_047_576)])
+def test_a_summary_model_of_unknown_size_has_the_window_of_the_main_model(load: Load, name: str, window: int) -> None:
+    config = load(f"model: {{name: m, context_length: 8192}}\nauxiliary: {{compression: {{model: {name}}}}}").config
+    summary = model_summary(config, None)
+    assert (summary.client.name, summary.window) == (name, window)
 
 
 def test_without_a_model_the_error_says_what_to_do(run: Run, tmp_path: Path) -> None:

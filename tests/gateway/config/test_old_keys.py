@@ -1,5 +1,6 @@
 """Keys of earlier versions cause a warning with their replacement and no error."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,21 @@ from gateway.config.old_keys import FIXED, OLD_KEYS, REPLACED
 from gateway.config.settings import Config
 from tests.gateway.config.test_config import Load, refusal
 
-FIXTURE = (Path(__file__).parents[2] / "fixtures" / "old_keys.yaml").read_text()
+DOCUMENTS = (Path(__file__).parents[2] / "fixtures" / "old_keys.yaml").read_text().split("---\n")
 MODEL = "model: {name: main, aliases: {small: little}}\n"
 
 
 def test_every_old_key_warns_with_its_replacement(load: Load) -> None:
-    loaded = load(FIXTURE)
-    assert set(_keys(yaml.safe_load(FIXTURE))) == OLD_KEYS
+    keys = [_keys(yaml.safe_load(document)) for document in DOCUMENTS]
+    assert set(chain(*keys)) == OLD_KEYS
     assert not OLD_KEYS & set(FIELDS)
-    for key in map(dotted, OLD_KEYS):
-        [line] = [text for text in loaded.warnings if f": {key} is no longer a setting" in text]
-        assert "config.yaml line " in line
-        assert (f"now {FIXED[key]}" if key in FIXED else f"use {REPLACED[key]}") in line
-    assert "key-of-an-earlier-version" not in str(loaded.warnings)
+    for document, its_keys in zip(DOCUMENTS, keys, strict=True):
+        warnings = load(document).warnings
+        for key in map(dotted, its_keys):
+            [line] = [text for text in warnings if f": {key} is no longer a setting" in text]
+            assert "config.yaml line " in line
+            assert (f"now {FIXED[key]}" if key in FIXED else f"use {REPLACED[key]}") in line
+        assert "key-of-an-earlier-version" not in str(warnings)
 
 
 def _keys(block: dict[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -82,7 +85,7 @@ def test_an_old_key_for_one_model_warns_and_other_keys_apply(load: Load) -> None
     [
         ("auxiliary: {title: {mode: off}}", {"title": "off"}),
         ("auxiliary: {title: {mode: 'OFF', model: small}}", {"title": "off"}),
-        ("auxiliary: {mode: same-as-main}", dict.fromkeys(("flush", "title", "delegate", "trajectories"), "main")),
+        ("auxiliary: {mode: same-as-main}", dict.fromkeys(("flush", "title", "delegate"), "main")),
         ("auxiliary: {flush: {mode: same-as-main}}", {"flush": "main"}),
         ("auxiliary: {mode: same-as-main, flush: {mode: auto}}", dict.fromkeys(("title", "delegate"), "main")),
         ("auxiliary: {delegate: {model: Small}}", {"delegate": "small"}),

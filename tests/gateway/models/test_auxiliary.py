@@ -32,7 +32,7 @@ def who(config: Config, task: AuxiliaryTask) -> str | None:
     return None if route is None else route.name
 
 
-ROUTED: tuple[AuxiliaryTask, ...] = ("flush", "title", "delegate", "trajectories")
+ROUTED: tuple[AuxiliaryTask, ...] = ("flush", "title", "delegate")
 """Tasks with a route instead of a settings block."""
 
 
@@ -54,7 +54,7 @@ def test_the_configured_summary_model_or_mode_decides_who_writes_summaries(
     load: Load, settings: str, name: str
 ) -> None:
     config = load(f"{MAIN}auxiliary: {{compression: {{{settings}}}}}").config
-    assert (who(config, "compression"), [who(config, other) for other in ROUTED]) == (name, ["chosen"] * 4)
+    assert (who(config, "compression"), [who(config, other) for other in ROUTED]) == (name, ["chosen"] * 3)
 
 
 @pytest.mark.parametrize("task", ROUTED)
@@ -64,7 +64,7 @@ def test_the_configured_summary_model_or_mode_decides_who_writes_summaries(
 def test_a_task_uses_only_its_own_route(load: Load, task: AuxiliaryTask, route: str, name: str | None) -> None:
     config = load(f"{MAIN}auxiliary: {{{task}: {route}}}").config
     assert who(config, task) == name
-    assert [who(config, other) for other in get_args(AuxiliaryTask) if other != task] == ["chosen"] * 4
+    assert [who(config, other) for other in get_args(AuxiliaryTask) if other != task] == ["chosen"] * 3
 
 
 def test_a_task_route_must_be_an_existing_alias(load: Load) -> None:
@@ -82,7 +82,7 @@ def test_a_custom_model_needs_a_name(load: Load) -> None:
 
 def test_the_offline_model_only_answers(load: Load) -> None:
     config = load().config
-    assert [route_for(config, task, config.model.route) for task in get_args(AuxiliaryTask)] == [None] * 5
+    assert [route_for(config, task, config.model.route) for task in get_args(AuxiliaryTask)] == [None] * 4
     config = load("auxiliary: {compression: {model: small}}").config
     route = route_for(config, "compression", config.model.route)
     assert route is not None
@@ -188,7 +188,7 @@ def test_summary_call_settings_apply_to_every_summary_model(load: Load, model: s
     assert (route.temperature, route.reasoning_effort) == (0, "off")
     assert (route.extra_body, route.plain_headers) == ({"a": 1}, {"X": "y"})
     others = [route_for(config, other, live(config)) for other in ROUTED]
-    assert [one.reasoning_effort for one in others if one is not None] == [None] * 4
+    assert [one.reasoning_effort for one in others if one is not None] == [None] * 3
 
 
 async def test_the_conversations_own_model_uses_the_summary_settings(load: Load, store: Store) -> None:
