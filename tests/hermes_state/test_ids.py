@@ -34,6 +34,8 @@ ALLOWED: Mapping[str, tuple[int, str]] = {
     "hermes_state/search/index.py": (6, SQLITE),
     "hermes_state/search/ranking.py": (2, "the first message of a day, nothing is remembered"),
     "hermes_state/search/tsquery.py": (3, "one search, from the newest to older ones"),
+    "hermes_state/talk.py": (2, "one group; with `per_user`, a message of the same moment can be left out"),
+    "hermes_state/tool_runs.py": (1, ONE_CHAT),
     "hermes_state/transcripts.py": (2, ONE_CHAT),
     "hermes_state/turns.py": (1, ONE_CHAT),
     "platforms/discord/event_queue.py": (1, "ids that Discord gives, by time"),

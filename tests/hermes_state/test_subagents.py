@@ -116,9 +116,9 @@ def test_the_chats_turn_is_the_parent_and_excludes_others(db: sqlite3.Connection
     with pytest.raises(REJECTED):
         start(db, chat, "at the same time")
     receive(db, chat, "and blue", mode=InboxMode.STEER)
-    assert journal.join_steers(db, children[0], START) == 0
-    assert journal.join_steers(db, turn, START) == 1
-    assert "and blue" not in seen(db, children[0].lineage_id)
+    assert [journal.join_steers(db, children[0], START) for _ in range(2)] == [1, 0], "a sub-agent gets one copy"
+    assert seen(db, children[0].lineage_id)[-1] == "Message from a person, sent while you work: and blue"
+    assert journal.join_steers(db, turn, START) == 1, "the message still belongs to the turn of the chat"
 
 
 @pytest.mark.parametrize("end", ["stop", "fail", "finish"])
