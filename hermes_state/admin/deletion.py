@@ -27,7 +27,10 @@ from hermes_state.values import ChatId, ChatKey, LineageId, Millis
 from hermes_state.web_chats import existing, load_listed
 
 SLICE_ROWS = 200
-_TABLES = ("platform_messages", "outbox", "inbox", "schedules", "attachments", "tool_grants", "turns", "sessions")
+_TABLES = (
+    *("platform_messages", "live_buttons", "talk", "outbox", "inbox", "schedules"),
+    *("attachments", "tool_grants", "turns", "sessions"),
+)
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):

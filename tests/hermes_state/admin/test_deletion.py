@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state import attachments
-from hermes_state.admin.deletion import hide, load_extent, load_hidden_chats, remove_deleted, remove_slice
+from hermes_state.admin.deletion import _TABLES, hide, load_extent, load_hidden_chats, remove_deleted, remove_slice
 from hermes_state.chats import ensure_chat, find_chat
 from hermes_state.errors import CommandError
 from hermes_state.files.folder import AttachmentFolder
@@ -85,6 +85,14 @@ async def test_the_words_of_a_short_chat_leave_an_index_with_few_parts(store: St
     await store.write(hide, key_of("gone"), START)
     await remove_deleted(store, AttachmentFolder(tmp_path / "files"), lambda chat_id: None, now)
     assert left_in(tmp_path / "home", SECRETS) == []
+
+
+@sqlite_only
+async def test_a_deletion_knows_every_table_with_rows_of_a_chat(store: Store) -> None:
+    query = """SELECT t.name FROM sqlite_schema t JOIN pragma_table_info(t.name) c
+    WHERE t.type = 'table' AND c.name = 'chat_id'"""
+    found = {name for (name,) in await store.read(lambda db: db.execute(query).fetchall())}
+    assert found == {*_TABLES, "messages", "model_calls"}, "messages go first, and the ledger keeps its figures"
 
 
 async def test_a_chat_that_answers_is_not_deleted(store: Store) -> None:
