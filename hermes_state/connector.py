@@ -78,10 +78,11 @@ class ProxyConnector(aiohttp.TCPConnector):
             found = [host] if self._check is None else [one["host"] for one in await self._resolve_host(host, port)]
         except OSError as error:
             raise aiohttp.ClientConnectorDNSError(req.connection_key, error) from error
+        through = [one for one in found if self._check is None or self._route(req.url.scheme, one) is not None]
+        if not through:
+            return await super()._create_connection(req, traces, timeout)  # every address is reached directly
         fault: aiohttp.ClientError | None = None
-        for address in found:
-            if self._check is not None and self._route(req.url.scheme, address) is None:
-                return await super()._create_connection(req, traces, timeout)  # a name of this machine
+        for address in through:
             try:
                 if self._check is not None:
                     self._check(address)

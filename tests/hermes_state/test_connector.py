@@ -85,6 +85,13 @@ async def test_a_name_of_this_machine_is_reached_directly(scheme: str, port: int
     assert proxy.asked == []
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_name_that_is_also_of_this_machine_does_not_bypass_the_proxy(scheme: str, port: int) -> None:
+    async with OutgoingProxy() as proxy:
+        await fetch_page(f"http://boats.example:{port}/", settings(proxy, scheme, "127.0.0.1", PUBLIC))
+    assert [entry.split()[1] for entry in proxy.asked] == [f"{PUBLIC}:{port}"]
+
+
 async def test_the_answer_of_a_proxy_may_arrive_in_pieces(port: int) -> None:
     async with OutgoingProxy(pieces=9) as proxy:
         assert (await fetch_page(f"http://boats.example:{port}/", settings(proxy, "http", PUBLIC))).data
