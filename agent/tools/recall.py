@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, ToolReply, tool
 from hermes_state.errors import StoreUnavailable, ToolError
+from hermes_state.search.full_text import FoundMessage
 from hermes_state.search.fuzzy import search_in_other_words
 from hermes_state.search.index import load_progress
 from hermes_state.search.ranking import SearchFilter
@@ -21,6 +22,7 @@ from hermes_state.values import (
     MessageId,
     MessageRole,
     Millis,
+    Origin,
     ToolEffect,
     parse_recall_id,
     recall_id,
@@ -66,7 +68,7 @@ async def _search(asked: _Search, context: ToolContext) -> str:
     if not hits:
         return f"Nothing in this conversation matches {query!r}.{note}"
     rows = "\n".join(
-        f"{recall_id(hit.message_id)} {_when(hit.created_at)} {hit.role}: {' '.join(hit.snippet.split())}"
+        f"{recall_id(hit.message_id)} {_when(hit.created_at)} {_speaker(hit)}: {' '.join(hit.snippet.split())}"
         for hit in hits
     )
     partly = f"No message has all of these words; searched for these instead: {', '.join(words)}. " if words else ""
@@ -96,9 +98,14 @@ async def _open(asked: _Open, context: ToolContext) -> str | ToolReply:
     end = min(len(text), offset + min(limit, context.result_size))
     more = f" Continue with offset {end}." if end < len(text) else ""
     head = f"{recall_id(row.id)}, characters {offset}-{end} of {len(text)}.{more} {_UNTRUSTED}"
-    origin = f'role="{row.role}" time="{_when(row.created_at)}"'
+    origin = f'role="{_speaker(row)}" time="{_when(row.created_at)}"'
     opened = f"{head}\n<history {origin}>\n{enclosed('history', text[offset:end])}\n</history>"
     return opened if offset or not row.body.images else ToolReply(text=opened, images=row.body.images)
+
+
+def _speaker(row: FoundMessage | Message) -> str:
+    """Return the role, or `overheard` for talk in a group that did not address the bot."""
+    return "overheard" if row.origin is Origin.TALK else row.role
 
 
 def recall_tools() -> tuple[Tool, Tool]:
