@@ -128,8 +128,12 @@ class ToolCallRunner:
         key = message.id, call.id
         step = ready.tool.step_of(ready.arguments, key, is_subagent=context.is_subagent)
         context.on_step(step)
-        reply = await ready.tool.reply(ready.arguments, replace(context, call=key))
-        context.on_step(replace(step, state=reply.state))
+        state = ToolRunState.UNKNOWN  # if the call is cancelled
+        try:
+            reply = await ready.tool.reply(ready.arguments, replace(context, call=key))
+            state = reply.state
+        finally:
+            context.on_step(replace(step, state=state))
         await self._finish(message, call, ready.tool, reply, context)
 
     async def _finish(
