@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import structlog
@@ -145,9 +145,10 @@ class Lane:
             ids = [row.id for row in rows]
             try:
                 work = (self._chat_id, ids, prepared, lanes.clock.now())
-                turn = await lanes.store.write(_start_turn, *work, shows_talk=lanes.access.hears_somewhere)
-            except InboxMoved:
-                return  # a message was withdrawn in the meantime, so read the rows again
+                turn = await lanes.store.write(_start_turn, *work, lanes.access)
+            except InboxMoved:  # a message was withdrawn in the meantime, so read the rows again
+                await lanes.store.write(journal.remove_unbound_parts, self._chat_id)
+                return
             await self._execute(turn)
 
     async def _dead_letter(self, rows: Sequence[InboxRow]) -> None:
@@ -404,8 +405,7 @@ def _start_turn(
     inbox_ids: Sequence[InboxId],
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
-    *,
-    shows_talk: bool = False,
+    access: AccessControl,
 ) -> RunningTurn:
     """Open a turn. If the last conversation has expired, tell the chat why it has a new conversation."""
     last = load_active(db, chat_id)
@@ -413,6 +413,7 @@ def _start_turn(
         text = "Your last conversation was idle for a long time, so this is a new one. "
         text, key = text + f"To go back, send `/resume {last.short_key}`.", f"expired:{last.id}:{last.version}"
         outbox.enqueue(db, Reply(chat_id=chat_id, markdown=text, dedupe_key=key), now)
+    shows_talk = access.hears_somewhere and access.hears(replace(load_chat(db, chat_id).key, user_ref=""))
     return journal.start_turn(db, chat_id, inbox_ids, prepared, now, shows_talk=shows_talk)
 
 
