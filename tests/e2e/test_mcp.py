@@ -291,6 +291,7 @@ async def test_a_server_over_http_is_called_and_found_again_after_a_restart(worl
     process = await asyncio.create_subprocess_exec(*words, env=environ, stderr=asyncio.subprocess.DEVNULL)
     try:
         headers = {"Authorization": "Bearer harbour-secret-2"}
+        await listening(port)
         await start(world, harbour={"url": f"http://127.0.0.1:{port}/mcp", "headers": headers, **READS})
         assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"})
         if is_back:
