@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import aiohttp
-from gateway.console.pages import PAGES
 from yarl import URL
 
 from bench.console_store import LINEAGE, LONG, Size, fill
@@ -18,6 +17,7 @@ from bench.corpus import CHINESE, COMMON, PHRASE, RARE
 from bench.cpu import cpu_seconds
 from bench.measure import Measure, resident_mb
 from bench.screenshots import ANSWER
+from gateway.console.handler import PAGES
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
 from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
 from tests.e2e.protocols import CHAT_COMPLETIONS
