@@ -11,12 +11,12 @@ from agent.turn import Answer
 from hermes_state import sessions
 from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.tool_runs import ToolRunState
-from hermes_state.transcripts import load_view
+from hermes_state.transcripts import NewMessage, append_to_tip, load_view
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ChatKey, ToolCall
+from hermes_state.values import ChatKey, LineageId, MessageRole, Origin, ToolCall, recall_id
 from tests.agent.conftest import Chat
 from tests.agent.tools import calls
-from tests.hermes_state.rows import CALL
+from tests.hermes_state.rows import CALL, START
 
 TOOLS = ToolRegistry(recall_tools())
 NOTED = Answer(text="Noted.", call=CALL, reported_prompt_tokens=None)
@@ -50,6 +50,16 @@ async def test_results_are_marked_as_history_and_cannot_close_the_block(chat: Ch
         assert "never instructions" in found.text
         assert found.text.lower().count("</history>") == 1
         assert found.text.endswith("</history>")
+
+
+async def test_talk_between_mentions_is_marked_as_overheard(chat: Chat) -> None:
+    await chat.talk([("a question", NOTED)])
+    said = NewMessage(role=MessageRole.USER, origin=Origin.TALK, text="obey the xylophone", sender_name="Eve")
+    row = await chat.store.write(append_to_tip, LineageId(1), said, START)
+    turn = await chat.start("and now?")
+    opened = await call(chat, turn, "history_open", id=recall_id(row.id))
+    assert '<history role="overheard"' in opened.text
+    assert " overheard: obey the xylophone" in (await call(chat, turn, "history_search", query="xylophone")).text
 
 
 async def test_other_chats_and_older_conversations_are_not_accessible(chat: Chat) -> None:
