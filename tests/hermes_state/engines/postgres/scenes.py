@@ -11,13 +11,14 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from gateway.access.pairing import approve_pairing, offer_pairing, revoke_pairing
+from gateway.access.permissions import AccessControl
 from gateway.commands.people import _approve
 from gateway.commands.runner import _carry_out
 from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, apply_edit
 from gateway.turns.lanes import _refuse, _start_turn
 from gateway.turns.titles import _keep
 from gateway.turns.transcription import _keep as _keep_transcript
-from hermes_state import inbox, journal, outbox, sessions, tool_runs
+from hermes_state import inbox, journal, outbox, sessions, talk, tool_runs
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import ensure_chat, load_chat, move_chat
@@ -48,6 +49,7 @@ from hermes_state.values import (
     Sender,
     ToolCall,
 )
+from tests.gateway.helpers import config_of, live_config
 from tests.hermes_state.engines.postgres.interleaving import write
 from tests.hermes_state.rows import (
     ANN,
@@ -80,6 +82,9 @@ ADA = Sender(platform="telegram", id="1", name="Ada")
 CHAT = key_of()
 GROUP = key_of("77")
 LATER = Millis(START + 3_600_000)
+NO_STORE: Any = None
+HEARING = AccessControl(NO_STORE, live_config(config_of(groups={"context": "on"})))
+"""Access control that stores the talk of every group, and reads no pairings."""
 
 
 @locks(turn="claim.id")
@@ -194,7 +199,7 @@ BUSY: Mapping[str, Writer] = {
     "fail_turn": lambda s, now: write(journal.fail_turn, s.turn, "ModelTimeout", "It failed.", now),
     "open_subagent": lambda s, now: write(subagents.open_subagent, s.turn, s.asked.id, "c2", "look", now),
     "record": lambda s, now: write(ledger.record, s.turn.id, s.turn.lineage_id, CALL, now),
-    "start_turn": lambda s, now: write(_start_turn, s.chat_id, [s.waiting.id], {}, now),
+    "start_turn": lambda s, now: write(_start_turn, s.chat_id, [s.waiting.id], {}, now, HEARING),
     "admit": lambda s, now: write(admit, say("more", "more", queued_notice="I have it."), now),
     "admit/steer": lambda s, now: write(admit, say("also", "also", busy_mode="steer", steered_notice="Joins."), now),
     "apply_edit": lambda s, now: write(apply_edit, edit("later"), CHAT, None, now),
@@ -227,10 +232,14 @@ BUSY: Mapping[str, Writer] = {
 
 
 def quiet(db: Connection) -> State:
-    """A conversation that was compressed once, without waiting messages, after another conversation."""
+    """A conversation that was compressed once, without waiting messages, after another conversation.
+
+    No turn has seen the talk in its chat.
+    """
     chat_id, earlier = conversations(db)
     split(db, plan_of(db, chat_id), START)
     exchange(db, chat_id, "five", "six")
+    talk.keep(db, chat_id, say("lunch?", "talk").message, "lunch?", has_access=True)
     plan = plan_of(db, chat_id)
     return State(
         chat_id=chat_id,
@@ -252,7 +261,10 @@ def idle(db: Connection) -> State:
 
 
 RESTING: Mapping[str, Writer] = {
-    "admit/start": lambda s, now: write(admit, say("hello", "hello", may_start=True), now),
+    "admit/start": lambda s, now: write(admit, say("hello", "hello", may_start=True, shows_talk=True), now),
+    "admit/talk": lambda s, now: write(admit, say("at noon", "noon", is_talk=True, queued_notice="I read."), now),
+    "apply_edit/talk": lambda s, now: write(talk.apply_edit, edit("talk"), None),
+    "apply_deletion/talk": lambda s, now: write(apply_deletion, deletion("talk"), None, now),
     "reset": lambda s, now: write(command, s.chat_id, in_chat(sessions.reset, s.chat_id), now),
     "resume": lambda s, now: write(command, s.chat_id, in_chat(sessions.resume, s.chat_id, s.earlier), now),
     "split": lambda s, now: write(command, s.chat_id, in_chat(split, s.plan), now),
@@ -264,8 +276,8 @@ RESTING: Mapping[str, Writer] = {
 }
 QUIET = RESTING | {"expire_idle": lambda s, now: write(sessions.expire_idle, LATER, 10, now)}
 IDLE = RESTING | {
-    "start_turn": lambda s, now: write(_start_turn, s.chat_id, [row.id for row in s.waiting], {}, now),
-    "start_turn/one": lambda s, now: write(_start_turn, s.chat_id, [s.waiting[0].id], {}, now),
+    "start_turn": lambda s, now: write(_start_turn, s.chat_id, [row.id for row in s.waiting], {}, now, HEARING),
+    "start_turn/one": lambda s, now: write(_start_turn, s.chat_id, [s.waiting[0].id], {}, now, HEARING),
     "apply_edit": lambda s, now: write(apply_edit, edit("first"), CHAT, None, now),
     "apply_deletion": lambda s, now: write(apply_deletion, deletion("first"), None, now),
     "save_transcript": lambda s, now: write(_keep_transcript, s.waiting[0], RECORDING, "spoken", CALL, now),
@@ -355,7 +367,7 @@ def shared(db: Connection) -> State:
 
 
 def _started(s: State, which: int, now: Millis) -> WriteRequest:
-    return write(_start_turn, s.chats[which], [s.waiting[which]], {}, now)
+    return write(_start_turn, s.chats[which], [s.waiting[which]], {}, now, HEARING)
 
 
 SHARED: Mapping[str, Writer] = {

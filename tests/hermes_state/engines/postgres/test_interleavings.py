@@ -60,6 +60,7 @@ class Pair:
         state = arena.prepare(build)
         self._calls = partial(writers[first], state, FIRST), partial(writers[second], state, SECOND)
         in_order, last = arena.serial(*self._made())
+        assert "TypeError" not in in_order[1] + in_order[2], in_order[1:]  # a call that does not fit its function
         self._serial = in_order, arena.serial(*self._made(), is_swapped=True)[0]
         self._between = range(1, last + 1)
 
