@@ -135,11 +135,7 @@ class NoticeConfig(BaseConfig):
     """Notices to the chat about compression and running answers. The model never sees them."""
 
     pressure: bool = True
-    """Tell the chat when the conversation reaches 85 % of the threshold."""
-    accuracy: bool = True
-    """Tell the chat after the 2nd and every 10th compression that details can be lost."""
+    """Tell the chat when a compression is near (85 % of the threshold), delays an answer, or may have lost details."""
     steps: Annotated[Literal["off", "short", "full"], AnyCase] = "short"
     """Line under a running answer in Telegram and Discord that says what the tools do: nothing, the current step, or a
     list. Set `off` if people find it distracting. `/steps` changes it for one chat."""
-    waiting: bool = True
-    """Tell the chat when an answer has waited 5 seconds for an automatic compression."""

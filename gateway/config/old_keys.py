@@ -31,6 +31,8 @@ FIXED: Final[Mapping[str, str]] = _CONSTANTS | {
 REPLACED: Final[Mapping[str, str]] = {
     "auxiliary.mode": "auxiliary.compression.mode",
     "compression.summary_model": "auxiliary.compression.model",
+    "notices.accuracy": "notices.pressure",
+    "notices.waiting": "notices.pressure",
 } | {f"auxiliary.{task}.{key}": f"auxiliary.{task}" for task in _TASKS for key in _TASK_KEYS}
 """Old keys and the keys that replace them."""
 

@@ -198,8 +198,6 @@ class ClusterConfig(BaseConfig):
     """Name of this node in logs and in `cluster status`."""
     role: Annotated[Literal["node", "worker"], AnyCase] = setting("node", restart=True)
     """Role of this node. A `worker` answers messages that other nodes receive, but connects to no platform."""
-    seat_seconds: float = setting(5, ge=1, le=60, unit="seconds", restart=True)
-    """Seconds without contact with the database after which other nodes take over this node's work."""
 
 
 class LoggingConfig(BaseConfig):

@@ -79,7 +79,7 @@ class NoticeWriter:
 
     async def write_waiting(self, conversation: ConversationRef, view: View) -> None:
         """Tell a chat that its answer is waiting for a compression. The notice is not repeated after a restart."""
-        if self.settings().waiting:
+        if self.settings().pressure:
             text = "This conversation has grown long. I am compressing it before I continue, which takes a moment."
             reply = _reply(conversation, text, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")
             await self.store.write(outbox.enqueue, reply, self.clock.now())
@@ -128,7 +128,7 @@ def undo_buttons(outcome: Compressed) -> tuple[Button, ...]:
 
 def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
     """Return the notice about lost details after the second and every tenth compression, otherwise None."""
-    if not settings.accuracy or count == 0 or (count != ACCURACY_FROM and count % ACCURACY_EVERY):
+    if not settings.pressure or count == 0 or (count != ACCURACY_FROM and count % ACCURACY_EVERY):
         return None
     return (
         f"This conversation has been compressed {count} times, so I may miss details. "

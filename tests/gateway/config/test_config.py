@@ -275,7 +275,7 @@ COMPRESSION = [
     ),
     ("compression: {models: {'g*': {quite_else: 1}}}", "compression.models: g*: unknown key quite_else; valid"),
     ("compression: {models: {'g*': 3}}", "compression.models: must be a block of model patterns"),
-    ("notices: {accuracy: maybe}", "notices.accuracy: must be true or false"),
+    ("notices: {pressure: maybe}", "notices.pressure: must be true or false"),
 ]
 SEEING = ("gpt-4o-mini", "gpt-5", "claude-sonnet-4-5", "qwen2.5-vl-7b", "openai/o3")
 

@@ -113,7 +113,7 @@ async def test_a_prompt_above_the_threshold_announces_a_compression_soon(
 
 
 async def test_the_second_compression_shows_the_accuracy_notice(talk: Talk, model: CountingModel) -> None:
-    async with talk(length=8_192, notices={"pressure": False}) as gateway:
+    async with talk(length=8_192) as gateway:
         events = "SELECT count(*) FROM compressions WHERE outcome = 'compressed'"
         done = number = 0
         while done < 3:
@@ -144,7 +144,7 @@ async def test_a_second_manual_compression_has_the_notice_in_its_reply(talk: Tal
 
 
 async def test_the_accuracy_notice_can_be_switched_off(talk: Talk) -> None:
-    quiet = {"pressure": False, "accuracy": False}
+    quiet = {"pressure": False}
     async with talk(length=8_192, notices=quiet, count=40) as gateway:
         [(done,)] = await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'")
         assert done >= 2
@@ -165,7 +165,7 @@ async def waiting(
 ) -> AsyncIterator[tuple[TestGateway, CountingModel, Hang]]:
     """Run a conversation of `tokens` that must be compressed before "and now?" is answered. The summary hangs."""
     model, hang = CountingModel(), Hang(text=SUMMARY)
-    context, told = ContextSettings(quiet_seconds=quiet_seconds), {"pressure": False, "waiting": is_on}
+    context, told = ContextSettings(quiet_seconds=quiet_seconds), {"pressure": is_on}
     async with talking(store, folder, model, context=context, count=23, notices=told) as gateway:
         await answer_reporting(gateway, model, tokens)
         model.reported, model.summary = None, hang
