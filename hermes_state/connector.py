@@ -18,7 +18,7 @@ from python_socks import ProxyError as SocksError
 from python_socks import ProxyType
 from yarl import URL
 
-from hermes_state.network import NetworkSettings, Proxy, Target
+from hermes_state.network import NetworkSettings, Proxy, Route, Target, no_proxy
 
 TUNNEL_SECONDS: Final = 30.0
 """Time limit for opening a tunnel through a proxy, in seconds, if the caller sets none."""
@@ -49,19 +49,28 @@ def socks_options(proxy: Proxy) -> dict[str, Any]:  # the library's own types
     return {"proxy_type": ProxyType.SOCKS5, "host": proxy.host, "port": proxy.port, "rdns": True, **login}
 
 
-class ProxyConnector(aiohttp.TCPConnector):
-    """Connector for a session. `check` refuses IP addresses by raising `OSError`.
+def connector_for(
+    network: NetworkSettings, target: Target, *, check: Callable[[str], None] | None = None, **options: Any
+) -> aiohttp.TCPConnector:
+    """Return a connector for a session. `check` refuses IP addresses, asked from a proxy, by raising `OSError`.
+
+    `options`: arguments of aiohttp's connector.
+    """
+    route = network.route(target)
+    return aiohttp.TCPConnector(**options) if route is no_proxy else _ProxyConnector(route, check, **options)
+
+
+class _ProxyConnector(aiohttp.TCPConnector):
+    """Connector that chooses a proxy for each connection.
 
     With `check`, names are resolved here, and a proxy is asked only for a checked IP address. Without it, the proxy
     resolves them. Only requests without TLS and `check` are passed to an HTTP proxy as they are, because most of these
     proxies allow no tunnel to port 80.
     """
 
-    def __init__(
-        self, network: NetworkSettings, target: Target, *, check: Callable[[str], None] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, route: Route, check: Callable[[str], None] | None, **options: Any) -> None:
         super().__init__(**options)
-        self._route, self._check = network.route(target), check
+        self._route, self._check = route, check
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109 - aiohttp's own types
         proxy = self._route(req.url.scheme, req.url.raw_host)

@@ -63,6 +63,10 @@ Route: TypeAlias = Callable[[str, str], Proxy | None]
 """Returns the proxy for a scheme and a host. None: connect directly."""
 
 
+def no_proxy(scheme: str, host: str) -> None:
+    """Connect to every address directly."""
+
+
 def parsed_proxy(text: str) -> Proxy:
     """Return the proxy at an address. An address without a scheme is an HTTP proxy.
 
@@ -139,10 +143,12 @@ class NetworkSettings:
         proxy = self.proxy
         address = proxy.get(target, proxy.get(_OTHERS)) if isinstance(proxy, Mapping) else proxy
         fixed = parsed_proxy(address) if address not in (None, DIRECT) else None
+        if address == DIRECT or (fixed is None and not variables):
+            return no_proxy
 
         def proxy_for(scheme: str, host: str) -> Proxy | None:
             host = host.strip("[]").rstrip(".").lower()
-            if address == DIRECT or (fixed is None and not variables) or _is_excepted(host, exceptions):
+            if _is_excepted(host, exceptions):
                 return None
             if fixed is not None:
                 return fixed

@@ -13,7 +13,7 @@ import httpx2
 
 from agent.model.base import Endpoint
 from agent.model.replies import guards
-from hermes_state.connector import ProxyConnector, ssl_context
+from hermes_state.connector import connector_for, ssl_context
 from hermes_state.network import NetworkSettings
 
 
@@ -39,7 +39,7 @@ def _new_session(network: NetworkSettings) -> aiohttp.ClientSession:
     `sessions.max_turns` already limits the connections. aiohttp's own resolver does not know the names of a local
     network.
     """
-    connector = ProxyConnector(
+    connector = connector_for(
         network,
         "model",
         limit=0,

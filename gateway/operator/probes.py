@@ -221,9 +221,9 @@ async def _fetch_by_proxy(
     import aiohttp
 
     from agent.tools.web.fetching import read_body
-    from hermes_state.connector import ProxyConnector, proxy_fault
+    from hermes_state.connector import connector_for, proxy_fault
 
-    session = aiohttp.ClientSession(connector=ProxyConnector(network, target), timeout=aiohttp.ClientTimeout(seconds))
+    session = aiohttp.ClientSession(connector=connector_for(network, target), timeout=aiohttp.ClientTimeout(seconds))
     try:
         async with session, session.request(method, url, allow_redirects=False, **options) as answer:
             body, _ = await read_body(answer, 4_194_304)

@@ -48,23 +48,29 @@ class TurnPreview:
         self._first_sign: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.text = ""
-        self.steps = StepLine()
+        self.steps: StepLine | None = None
+        """Line about the turn's steps, if it has any."""
+        self.make_steps: Callable[[float], StepLine] = StepLine
+        """Creates the line. The argument is the start of the turn, in seconds of the monotonic clock."""
+        self._made_at = time.monotonic()
         self.is_paused = False
         """True if the turn waits for people, so that the preview ends without its Stop button."""
 
     def note_step(self, step: Step) -> None:
         """Record a tool call that begins or has ended. Never waits."""
+        if self.steps is None:
+            self.steps = self.make_steps(self._made_at)
         self.steps.note(step)
         self._changed.set()
 
     async def _line(self) -> str:
         """Return the line about the turn's steps, which belongs below the text."""
-        return await self.steps.text()
+        return "" if self.steps is None else await self.steps.text()
 
     @property
     def _state(self) -> tuple[str, object]:
         """Values that differ if there is something new to show."""
-        return self.text, self.steps.version
+        return self.text, self.steps and self.steps.version
 
     def show(self, text: str) -> None:
         """Set the text that the model has written so far. Never waits."""
@@ -127,7 +133,6 @@ class LivePreview(TurnPreview):
         self._shown_state: tuple[str, object] = self._state
         self._has_buttons = False
         self._shown_at = self._typed_at = 0.0
-        self._made_at = time.monotonic()
         self._first_sign_seconds = min(FIRST_SIGN_SECONDS, self._interval)
 
     def open(self, ref: str | None = None) -> None:
@@ -223,7 +228,7 @@ class LivePreview(TurnPreview):
         state, line = self._state, await self._line() if self._adapter.capabilities.shows_steps else ""
         if not self._gate.is_free or self._flood.penalty_seconds > 0 or not self._is_certain():
             return False
-        text = with_line(self.text, line)
+        text = with_line(self.text, line) if line else self.text
         async with self._gate.passing():
             with self._flood.obeyed():
                 left = self._fades_in()
@@ -271,7 +276,7 @@ class LivePreview(TurnPreview):
 
     def _is_typing_due(self) -> bool:
         fades = self._adapter.capabilities.typing_seconds
-        if self._typed_at and self.steps.due_in() is not None and self._adapter.capabilities.shows_steps:
+        if self._typed_at and self._line_due_in() is not None:
             return False  # the line shows that the turn goes on
         return fades is not None and time.monotonic() - self._typed_at >= fades - self._typing_overlap_seconds
 
@@ -286,9 +291,12 @@ class LivePreview(TurnPreview):
         """Return the seconds until a renewal is due, or None if a request is needed only after new text."""
         fades = self._adapter.capabilities.typing_seconds
         typing = None if fades is None else fades - self._typing_overlap_seconds
-        line = self.steps.due_in() if self._adapter.capabilities.shows_steps else None
-        waits = [wait for wait in (typing, self._fades_in(), line) if wait is not None]
+        waits = [wait for wait in (typing, self._fades_in(), self._line_due_in()) if wait is not None]
         return max(0.1, min(waits)) if waits else None
+
+    def _line_due_in(self) -> float | None:
+        """Return the seconds until the line about steps changes, or None if the chat shows no line."""
+        return self.steps.due_in() if self.steps is not None and self._adapter.capabilities.shows_steps else None
 
 
 LivePreviewT = TypeVar("LivePreviewT", bound=LivePreview)
@@ -311,7 +319,9 @@ class PreviewMaker:
     def of(self, turn: RunningTurn) -> TurnPreview:
         """Return the preview for a turn that runs in this process."""
         preview = self._of(turn)
-        preview.steps = StepLine(lambda: load_level(self.store, turn.chat_id, self.level()), self.redact)
+        preview.make_steps = lambda began: StepLine(
+            began, lambda: load_level(self.store, turn.chat_id, self.level()), self.redact
+        )
         return preview
 
     def _of(self, turn: RunningTurn) -> TurnPreview:

@@ -45,14 +45,17 @@ class StepLine:
     """Line about the steps of a running turn. It keeps only the newest of the finished steps."""
 
     def __init__(
-        self, load: Callable[[], Awaitable[StepLevel]] = _short, redact: Callable[[str], str] = redact
+        self,
+        began: float,
+        load: Callable[[], Awaitable[StepLevel]] = _short,
+        redact: Callable[[str], str] = redact,
     ) -> None:
-        """`load` loads the chat's level. It is called once, and only if the turn uses tools."""
+        """`began`: start of the turn on the monotonic clock. `load` loads the chat's level, and is called once."""
         self.version = 0
         """Number of changes. It shows whether a line is out of date."""
         self._load, self._redact = load, redact
         self._level: StepLevel | None = None
-        self._began = time.monotonic()
+        self._began = began
         self._steps: dict[tuple[MessageId, str], Step] = {}
         self._counts: dict[str, int] = {}
         self._made = (0, float("-inf"), "")

@@ -14,7 +14,7 @@ import structlog
 
 from hermes_state import errors
 from hermes_state.aio import wait_until
-from hermes_state.connector import ProxyConnector
+from hermes_state.connector import connector_for
 from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
 from hermes_state.network import NetworkSettings
 from hermes_state.setting_types import plain
@@ -319,7 +319,7 @@ async def _renewed_url(client: GatewayClient, ref: FileRef) -> str:
 async def _fetch(url: str, target: Path, max_bytes: int, network: NetworkSettings) -> int | None:
     """Write the file at `url` to `target`. Return its size in bytes, or None if the URL has expired."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=30.0)
-    connector = ProxyConnector(network, "discord")
+    connector = connector_for(network, "discord")
     try:
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,

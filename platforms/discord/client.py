@@ -20,7 +20,7 @@ from discord.http import HTTPClient, Route
 from discord.state import ConnectionState
 from discord.webhook.async_ import AsyncWebhookAdapter, async_context
 
-from hermes_state.connector import ProxyConnector
+from hermes_state.connector import connector_for
 from hermes_state.errors import PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, InboundMessage
 from platforms.discord.errors import rest_errors
@@ -57,7 +57,7 @@ class RestClient(HTTPClient):
         self._network = settings.network
 
     async def static_login(self, token: str) -> Any:  # discord.py's own type
-        self.connector = ProxyConnector(self._network, "discord", limit=0)
+        self.connector = connector_for(self._network, "discord", limit=0)
         return await super().static_login(token)
 
     async def request(self, route: Route, **options: Any) -> Any:  # Any: discord.py's own signature

@@ -15,7 +15,7 @@ import orjson
 from telegram.error import NetworkError, TelegramError
 from telegram.request import BaseRequest, RequestData
 
-from hermes_state.connector import ProxyConnector, proxy_fault
+from hermes_state.connector import connector_for, proxy_fault
 from hermes_state.network import NetworkSettings
 from platforms.text import UNREADABLE, parsed_json
 
@@ -71,7 +71,7 @@ class BotApiRequest(BaseRequest):
         """Open the pool if it is closed."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=ProxyConnector(self._network, "telegram", limit=self._connections),
+                connector=connector_for(self._network, "telegram", limit=self._connections),
                 auto_decompress=True,
                 headers={"User-Agent": self.USER_AGENT},
             )

@@ -12,7 +12,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from agent.settings import WebSettings
 from agent.tools.web.fetching import FetchSettings, fetch_page
-from hermes_state.connector import ProxyConnector, proxy_fault
+from hermes_state.connector import connector_for, proxy_fault
 from hermes_state.errors import ToolError
 from hermes_state.network import NetworkSettings
 from tests.fakes.labkit import Server
@@ -55,7 +55,7 @@ def settings(proxy: OutgoingProxy, scheme: str, *addresses: str, **hosts: object
 
 
 async def get(network: NetworkSettings, url: str) -> str:
-    connector = ProxyConnector(network, "model")
+    connector = connector_for(network, "model")
     async with aiohttp.ClientSession(connector=connector) as session, session.get(url) as response:
         return await response.text()
 
@@ -101,7 +101,7 @@ async def test_the_answer_of_a_proxy_may_arrive_in_pieces(port: int) -> None:
 async def test_connections_through_a_proxy_are_used_again(scheme: str, port: int) -> None:
     async with OutgoingProxy(login="me:p@ss") as proxy:
         network = NetworkSettings(proxy=proxy.url(scheme, "me:p%40ss"))
-        async with aiohttp.ClientSession(connector=ProxyConnector(network, "model")) as session:
+        async with aiohttp.ClientSession(connector=connector_for(network, "model")) as session:
             for number in range(3):
                 async with session.get(f"http://boats.example:{port}/{number}") as response:
                     assert (await response.text()).endswith(f"/{number}")
@@ -181,7 +181,7 @@ async def test_a_proxy_that_stays_silent_ends_with_a_sentence(scheme: str) -> No
 
     async with listening(silent) as port:
         network = NetworkSettings(proxy=f"{scheme}://127.0.0.1:{port}")
-        connector = ProxyConnector(network, "web", check=lambda _: None, resolver=Names(PUBLIC))
+        connector = connector_for(network, "web", check=lambda _: None, resolver=Names(PUBLIC))
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=0.2)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             with pytest.raises(aiohttp.ClientConnectorError) as caught:

@@ -163,10 +163,10 @@ async def fetch_page(url: str, settings: FetchSettings) -> FetchResult:
 async def _asked(url: "URL", settings: FetchSettings, cookies: "CookieJar") -> "AsyncIterator[ClientResponse]":
     import aiohttp
 
-    from hermes_state.connector import ProxyConnector
+    from hermes_state.connector import connector_for
 
     is_allowed = (lambda address: True) if host_of(url) in settings.hosts.private_hosts else settings.is_public
-    connector = ProxyConnector(
+    connector = connector_for(
         settings.network,
         "web",
         check=partial(check_address, is_allowed=is_allowed),

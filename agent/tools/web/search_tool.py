@@ -117,14 +117,14 @@ async def _answer(service: SearchService, query: str, count: int, network: Netwo
     """
     import aiohttp
 
-    from hermes_state.connector import ProxyConnector, proxy_fault
+    from hermes_state.connector import connector_for, proxy_fault
 
     asked = service.asked(query, count)
     try:
         async with (
             asyncio.timeout(service.seconds),
             aiohttp.ClientSession(
-                connector=ProxyConnector(network, "web"), headers={"Accept": "application/json", **service.headers}
+                connector=connector_for(network, "web"), headers={"Accept": "application/json", **service.headers}
             ) as session,
             session.request(
                 "POST" if service.is_post else "GET",

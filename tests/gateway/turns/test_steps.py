@@ -1,6 +1,7 @@
 """The line about a turn's steps, and the buttons of messages that apply only for a time."""
 
 from dataclasses import replace
+from time import monotonic
 
 import pytest
 
@@ -24,7 +25,7 @@ async def line_of(*steps: Step, level: StepLevel = "short") -> str:
     async def load() -> StepLevel:
         return level
 
-    line = StepLine(load)
+    line = StepLine(monotonic(), load)
     for one in steps:
         line.note(one)
     return await line.text()
