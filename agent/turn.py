@@ -179,7 +179,7 @@ class Agent:
 
         Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped. A cancelled run can still have
         a write in the store's queue. So before you run the turn again in the same process, await another write, such as
-        `journal.take_up`.
+        `turns.take_up`.
         """
         view = await self._view(turn.conversation, model, prompt)
         if prompt is not None and prompt.request.system == view.session.system_prompt:

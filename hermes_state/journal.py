@@ -346,23 +346,6 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
     return stored
 
 
-def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
-    """Pause a turn until people have approved or denied its tool calls. The chat stays busy.
-
-    Raises `TurnMoved` if the turn is not running or `claim` is outdated.
-    """
-    turn = require_running(db, claim)
-    db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn.id,))
-    remove_preview(db, turn.id)
-    return turn
-
-
-def unpause_turn(db: Connection, turn_id: TurnId) -> None:
-    """Resume a paused turn, with a new preview below the question. This does not count as a restart."""
-    changes = "state = 'running', preview_ref = NULL, restarts = restarts - 1"
-    db.execute(f"UPDATE turns SET {changes} WHERE id = ? AND state = 'waiting'", (turn_id,))
-
-
 _QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"
 # Purpose: end a running turn. Return facts that may have changed since it began, and whether its chat has open rows.
 _FINISH = f"""
@@ -507,25 +490,3 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
     inbox.settle_where(db, InboxState.DONE, now, "turn_id = ? AND state = 'claimed'", turn.id)
     if has_late_steers:
         inbox.queue_late_steers(db, turn.chat_id)
-
-
-@locks(turn="claim.id")
-def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> RunningTurn:
-    """Become the owner of a running turn, so that the previous owner can no longer write to it.
-
-    `is_restart` means that this turn may have crashed the process, so the turn's restart count is increased. `let_go`
-    undoes this. Raises `TurnMoved` if the turn is not running or `claim` is outdated.
-    """
-    moved = "epoch = epoch + 1, restarts = restarts + ?"
-    query = f"UPDATE turns SET {moved} WHERE id = ? AND epoch = ? AND state = 'running'"
-    if db.execute(query, (int(is_restart), claim.id, claim.epoch)).rowcount != 1:
-        raise TurnMoved(f"turn {claim.id} is not running in epoch {claim.epoch}")
-    remove_preview(db, claim.id)
-    return load_running(db, claim.id)
-
-
-@locks(turn="turn_ids")
-def let_go(db: Connection, turn_ids: Sequence[TurnId]) -> None:
-    """Record that open turns were released cleanly, so that resuming them does not count as a restart."""
-    query = "UPDATE turns SET restarts = restarts - 1 WHERE id = ? AND state IN ('running','waiting')"
-    db.executemany(query, [(turn_id,) for turn_id in turn_ids])

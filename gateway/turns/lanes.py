@@ -29,7 +29,7 @@ from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn, find_open_turn, find_unended
+from hermes_state.turns import RunningTurn, find_open_turn, find_unended, let_go, take_up
 from hermes_state.values import ChatId, ChatKey, Clock, EndReason, InboxId, InputKind, Millis, TurnId, UserRef
 
 log = structlog.get_logger()
@@ -42,8 +42,6 @@ ARRIVAL_SLACK_MS = 300
 """Milliseconds of network delay to allow for a piece that was sent up to `PASTE_MS` after the previous piece."""
 PASTE_MS = 1_500
 """Milliseconds to wait for the next piece of a long pasted text. Clients send all pieces within a second."""
-PLATFORM_CLOCK_MS = 1_000
-"""Resolution of Telegram's timestamps in milliseconds."""
 
 RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
 """Runs a queued command. Returns the turn that the command opened (`/retry`), or None."""
@@ -130,7 +128,8 @@ class Lane:
         lanes = self._lanes
         revoked = [row for row in rows if await lanes.access.load_role(row.sender_ref) is None]
         if revoked:  # the senders' access was revoked after they wrote the messages
-            await lanes.store.write(_turn_away, revoked, lanes.clock.now())
+            key, now = f"inbox:{revoked[0].id}:turned-away", lanes.clock.now()
+            await lanes.store.write(_refuse, revoked, InboxState.DROPPED, TURNED_AWAY, key, now)
             lanes.turns.delivery.wake(self._chat_id)
             return
         if any(row.payload.attachments for row in rows) and not await self._ownership.can_fetch(self._chat_id):
@@ -157,7 +156,7 @@ class Lane:
         if first is not None:
             log.error("inbox.dead_lettered", chat_id=self._chat_id, inbox_id=first.id)
             key, now = f"inbox:{first.id}:buried", self._lanes.clock.now()
-            await self._lanes.store.write(_refuse, first, InboxState.DEAD, DEAD_LETTER_SENTENCE, key, now)
+            await self._lanes.store.write(_refuse, [first], InboxState.DEAD, DEAD_LETTER_SENTENCE, key, now)
             self._lanes.turns.delivery.wake(self._chat_id)
 
     async def _resume(self, turn: RunningTurn) -> None:
@@ -170,7 +169,7 @@ class Lane:
             if self._is_closing:
                 return
             # This write also checks that the database can be written, before a model call costs money.
-            turn = await self._lanes.store.write(journal.take_up, turn, is_restart)
+            turn = await self._lanes.store.write(take_up, turn, is_restart)
             log.info("turn.resumed", turn_id=turn.id, chat=turn.chat.name, restarts=turn.restarts)
             await self._execute(turn)
 
@@ -300,9 +299,6 @@ class LaneRegistry:
         for chat in self.active:
             self.turns.delivery.tell_broken(chat)
 
-    def running_turn(self, chat_id: ChatId) -> RunningTurn | None:
-        return active.turn if (active := self._active_in(chat_id)) is not None else None
-
     def running_in(self, key: ChatKey) -> RunningTurn | None:
         """Return the running turn of the chat with this key. This needs no database."""
         return active.turn if (active := self.active.get(key)) is not None else None
@@ -349,7 +345,7 @@ class LaneRegistry:
     async def let_go(self, *turns: RunningTurn) -> None:
         """Record that this process left `turns` without a crash, so that resuming them does not count as a restart."""
         if turns:
-            await self.store.write(journal.let_go, [turn.id for turn in turns])
+            await self.store.write(let_go, [turn.id for turn in turns])
         for turn in turns:
             self.disown(turn)
 
@@ -383,19 +379,14 @@ class LaneRegistry:
 
 
 @locks(inbox="rows.id", chat="rows.chat_id")
-def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:
+def _refuse(
+    db: Connection, rows: Sequence[InboxRow], state: InboxState, sentence: str, dedupe_key: str, now: Millis
+) -> None:
+    """Settle rows of one sender without a turn. Store `sentence` as the reply to the first row that is no notice."""
     for row in rows:
-        dedupe_key = f"turned-away:{row.chat_id}:{row.sender_ref}:{now}"
-        _refuse(db, row, InboxState.DROPPED, TURNED_AWAY, dedupe_key, now)
-
-
-@locks(inbox="row.id", chat="row.chat_id")
-def _refuse(db: Connection, row: InboxRow, state: InboxState, sentence: str, dedupe_key: str, now: Millis) -> None:
-    """Settle an inbox row without a turn. Store `sentence` as the reply to its sender, unless the row is a notice."""
-    if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
-        chat_id, ref = row.chat_id, row.message_ref or None
-        reply = Reply(chat_id=chat_id, kind=OutboxKind.ERROR, markdown=sentence, dedupe_key=dedupe_key, reply_to=ref)
-        outbox.enqueue(db, reply, now)
+        if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
+            reply = Reply(chat_id=row.chat_id, kind=OutboxKind.ERROR, markdown=sentence, dedupe_key=dedupe_key)
+            outbox.enqueue(db, replace(reply, reply_to=row.message_ref or None), now)
 
 
 @locks(inbox="inbox_ids", chat="chat_id")
@@ -447,7 +438,8 @@ def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
     if InboxMode.ALONE in (first.mode, row.mode) or row.kind is InboxKind.COMMAND or row.sender_ref != first.sender_ref:
         return False
     is_in_span = merge_ms > 0 and abs(row.sent_at - first.sent_at) <= merge_ms
-    is_next_piece = last.expects_more and row.sent_at - last.sent_at <= PASTE_MS + PLATFORM_CLOCK_MS
+    rounding_ms = 1_000  # Telegram's timestamps are whole seconds
+    is_next_piece = last.expects_more and row.sent_at - last.sent_at <= PASTE_MS + rounding_ms
     return is_in_span or is_next_piece
 
 

@@ -13,11 +13,10 @@ from enum import StrEnum
 import msgspec
 
 from hermes_state import outbox
-from hermes_state.journal import pause_turn, unpause_turn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, insert_row, scalar_or_none, scalars, select
-from hermes_state.turns import TurnClaim
+from hermes_state.turns import TurnClaim, pause_turn, unpause_turn
 from hermes_state.values import Button, ChatId, LineageId, MessageId, Millis, TurnId, UserRef
 
 

@@ -6,12 +6,11 @@ finished report.
 
 import msgspec
 
-from hermes_state.journal import take_up
 from hermes_state.sessions import start_subagent_session
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, insert_row, scalar, select_one
 from hermes_state.transcripts import NewMessage, append_to_tip
-from hermes_state.turns import RunningTurn, TurnClaim, load_running, require_running
+from hermes_state.turns import RunningTurn, TurnClaim, load_running, require_running, take_up
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
 
 MAX_SUBAGENTS = 20  # per calling turn

@@ -22,7 +22,7 @@ from hermes_state.inbox import InboxMode
 from hermes_state.journal import ModelAnswer
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_view
-from hermes_state.turns import RunningTurn, TurnMoved
+from hermes_state.turns import RunningTurn, TurnMoved, take_up
 from hermes_state.values import ChatKey, Message, MessageRole, ModelCall, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, agent_for, settings
 from tests.agents import SingleModelAgent, TurnSettings, handle_of
@@ -336,7 +336,7 @@ async def test_a_turn_cancelled_at_any_step_resumes_without_duplicates(chat: Cha
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait([running])
-    turn = await chat.store.write(journal.take_up, turn, True)
+    turn = await chat.store.write(take_up, turn, True)
     assert (await shop.agent().run(turn, Sink())).text.startswith("tool said: ")
     assert [name for name, _ in shop.ran].count("write") <= 1
     said = await chat.said(turn)

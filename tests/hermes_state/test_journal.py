@@ -17,11 +17,14 @@ from hermes_state.turns import (
     TurnMoved,
     find_open_turn,
     find_turn,
+    let_go,
     load_previews,
     note_preview,
+    pause_turn,
     remove_preview,
     require_running,
     store_preview,
+    take_up,
 )
 from hermes_state.values import (
     AttachmentId,
@@ -181,10 +184,10 @@ STEPS: dict[str, Callable[[sqlite3.Connection, RunningTurn, Message], object]] =
     "start tools": lambda db, turn, asked: journal.start_tools(db, turn, asked.id, asked.body.calls, START),
     "finish a tool": lambda db, turn, asked: answer_call(db, turn, asked, "a"),
     "join steers": lambda db, turn, asked: journal.join_steers(db, turn, START),
-    "pause": lambda db, turn, asked: journal.pause_turn(db, turn),
+    "pause": lambda db, turn, asked: pause_turn(db, turn),
     "open a sub-agent": lambda db, turn, asked: open_subagent(db, turn, asked.id, "a", "count", START),
     "finish": lambda db, turn, asked: finish(db, turn, "late"),
-    "take up": lambda db, turn, asked: journal.take_up(db, turn, True),
+    "take up": lambda db, turn, asked: take_up(db, turn, True),
 }
 
 
@@ -197,7 +200,7 @@ def test_a_step_of_a_closed_or_taken_up_turn_is_refused(
     asked = call_tools(db, turn, "a", "b")
     receive(db, turn.chat_id, "also this", mode=InboxMode.STEER)
     if is_taken_up:
-        taken = journal.take_up(db, turn, True)
+        taken = take_up(db, turn, True)
         assert (turn.epoch, taken.epoch) == (1, 2)
     else:
         assert journal.stop_turn(db, turn, "", "stopped", START, notice="(stopped)")
@@ -346,18 +349,18 @@ def test_a_preview_noted_after_the_stop_is_still_replaced(db: sqlite3.Connection
 @pytest.mark.parametrize("left", ["before", "after", "never"])
 def test_taking_up_a_turn_left_in_order_is_not_a_restart(db: sqlite3.Connection, left: str) -> None:
     """In either order: a disconnected owner may report it only after the turn has a new owner."""
-    turn = journal.take_up(db, start(db, make_chat(db), "go"), False)
+    turn = take_up(db, start(db, make_chat(db), "go"), False)
     assert turn.restarts == 0
     if left == "before":
-        journal.let_go(db, [turn.id])
-    taken = journal.take_up(db, turn, True)
+        let_go(db, [turn.id])
+    taken = take_up(db, turn, True)
     if left == "after":
-        journal.let_go(db, [turn.id])
+        let_go(db, [turn.id])
     found = require_running(db, taken)
     assert found == find_open_turn(db, turn.chat_id)
     assert found.restarts == (left == "never")
     finish(db, taken, "done")
-    journal.let_go(db, [turn.id])
+    let_go(db, [turn.id])
     assert db.execute("SELECT state, restarts FROM turns").fetchall() == [("finished", int(left == "never"))]
 
 
@@ -437,7 +440,7 @@ def test_a_preview_comes_with_its_turn_unless_known(db: Connection) -> None:
 def test_a_former_owner_stores_no_preview(db: Connection) -> None:
     old = start(db, make_chat(db), "q")
     store_preview(db, old, "of the old", START)
-    new = journal.take_up(db, old)
+    new = take_up(db, old)
     assert texts(db, new) == [], "nobody says yet that it is worked on"
     store_preview(db, old, "of the old", START)
     assert texts(db, new) == []
@@ -448,7 +451,7 @@ def test_a_former_owner_stores_no_preview(db: Connection) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        lambda db, turn: journal.pause_turn(db, turn),
+        lambda db, turn: pause_turn(db, turn),
         lambda db, turn: journal.stop_turn(db, turn, "so far", "stopped", START, notice="(stopped)"),
         lambda db, turn: journal.fail_turn(db, turn, "ModelTimeout", "It failed.", START),
         lambda db, turn: finish(db, turn, "a"),

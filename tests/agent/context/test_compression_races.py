@@ -13,8 +13,7 @@ from agent.context.cuts import SkipReason
 from agent.context.job import Compressed, NotNeeded
 from agent.context.limits import ContextSettings
 from agent.model.base import ChatModel
-from hermes_state import journal
-from hermes_state.turns import RunningTurn
+from hermes_state.turns import RunningTurn, take_up
 from tests.agent.conftest import Chat, Sink, dialled
 from tests.agent.context.contexts import Listening, agent_of, chat_at, compress, fill_and_ask, look, summary_of
 from tests.agents import SingleModelAgent
@@ -211,7 +210,7 @@ async def test_cancellations_leave_the_old_or_new_state(layer: str, chat: Chat, 
         task = asyncio.create_task(_whole(noted(trigger.begin(own, agent, turn), cutter.note)))
         await asyncio.wait({task})
         await agent.close()
-        turn = await own.store.write(journal.take_up, turn)  # after any writes that the cancelled run left in the queue
+        turn = await own.store.write(take_up, turn)  # after any writes that the cancelled run left in the queue
         found = await look(own, turn.lineage_id)
         assert found.said >= before
         if not task.cancelled():

@@ -16,7 +16,6 @@ from gateway.cluster.node import Duty, Node, NodeState
 from gateway.inbound.admission import admit_all
 from gateway.turns.previews import REQUEST_SECONDS
 from gateway.turns.runner import MAX_RESTARTS
-from hermes_state import journal
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.seats import (
@@ -32,7 +31,7 @@ from hermes_state.store.seats import (
     chat_lock,
 )
 from hermes_state.store.writer import Store
-from hermes_state.turns import find_open_turn
+from hermes_state.turns import find_open_turn, take_up
 from hermes_state.values import AttachmentKind, ChatId, IncomingAttachment
 from tests.gateway.helpers import (
     DIRECT,
@@ -324,7 +323,7 @@ async def test_a_turn_stored_here_and_started_elsewhere_is_no_restart(serve: Ser
         await gateway.say("q")
         turn = await store.read(find_open_turn, chat_id)
         assert turn is not None
-        await store.write(journal.take_up, turn, True)
+        await store.write(take_up, turn, True)
         await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'running' AND epoch = 2 AND restarts = 0")
 
 
@@ -338,7 +337,7 @@ async def test_a_turn_that_already_ended_elsewhere_calls_no_model(
         if fn is admit_all:  # a process that is stopped here hears of it much later
             [(chat_id,)] = await gateway.rows("SELECT chat_id FROM turns WHERE state = 'running'")
             turn = await store.read(find_open_turn, chat_id)
-            await write(finish, await write(journal.take_up, turn, False), "from elsewhere")
+            await write(finish, await write(take_up, turn, False), "from elsewhere")
             await asyncio.sleep(1.5 * MIN_TURN_SECONDS)
         return result
 

@@ -11,13 +11,13 @@ import pytest
 
 from gateway.cluster import previews as remote
 from gateway.cluster.previews import RemotePreview, RemotePreviews, StoredPreview
-from hermes_state import journal, outbox
+from hermes_state import outbox
 from hermes_state.aio import cancel_all
 from hermes_state.chats import ensure_chat
 from hermes_state.outbox import Reply
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn, store_preview
+from hermes_state.turns import RunningTurn, store_preview, take_up
 from hermes_state.values import ChatKind
 from tests.gateway.helpers import DIRECT, Hang, Serve, TestGateway, eventually, serving, settled
 from tests.hermes_state.rows import START, finish, start
@@ -107,7 +107,7 @@ async def test_a_node_that_resumes_the_turn_continues_in_the_same_message(store:
         gateway.adapter.may_show.clear()
         await say(store, shown, turn, "the")
         await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
-        taken = await store.write(journal.take_up, turn)
+        taken = await store.write(take_up, turn)
         gateway.adapter.may_show.set()
         await eventually(
             lambda: gateway.adapter.texts() == ["the"], "the placeholder, which the old node's epoch names"

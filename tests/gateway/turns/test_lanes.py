@@ -14,6 +14,7 @@ from hermes_state import journal
 from hermes_state.aio import Backoff
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
+from hermes_state.turns import take_up
 from hermes_state.values import AttachmentKind, IncomingAttachment, Origin, ToolEffect
 from tests.databases import place_of
 from tests.gateway.helpers import (
@@ -391,7 +392,7 @@ async def test_a_turn_resumed_by_another_process_is_not_answered_twice(gateway: 
     async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
         turn = gateway.lanes.running_in(DIRECT)
         assert turn is not None
-        await gateway.store.write(journal.take_up, turn, True)
+        await gateway.store.write(take_up, turn, True)
         return answer("too late")
 
     gateway.model.script.append(late)

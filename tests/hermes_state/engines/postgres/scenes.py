@@ -33,7 +33,7 @@ from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.tools import approvals, subagents
 from hermes_state.tools.approvals import Answerer, ApprovalRequest, ApprovalState
 from hermes_state.transcripts import hide, load_view
-from hermes_state.turns import TurnClaim, note_preview
+from hermes_state.turns import TurnClaim, note_preview, take_up
 from hermes_state.values import (
     AttachmentKind,
     ChatId,
@@ -193,7 +193,7 @@ BUSY: Mapping[str, Writer] = {
     "finish_tool": lambda s, now: write(journal.finish_tool, s.turn, _result(s), now),
     "join_steers": lambda s, now: write(join_steers, s.turn, now),
     "note_preview": lambda s, now: write(note_preview, s.turn, "shown"),
-    "take_up": lambda s, now: write(journal.take_up, s.turn, True),
+    "take_up": lambda s, now: write(take_up, s.turn, True),
     "finish_turn": lambda s, now: write(journal.finish_turn, s.turn, ANSWER, now, [PART]),
     "stop_turn": lambda s, now: write(journal.stop_turn, s.turn, "so far", "stopped", now, notice="Stopped."),
     "fail_turn": lambda s, now: write(journal.fail_turn, s.turn, "ModelTimeout", "It failed.", now),
@@ -207,7 +207,7 @@ BUSY: Mapping[str, Writer] = {
         apply_edit, edit("hurry", Sender(platform="telegram", id="2", name="Bob")), key_of(), None, now
     ),
     "apply_deletion": lambda s, now: write(apply_deletion, deletion("later"), None, now),
-    "refuse": lambda s, now: write(_refuse, s.waiting, InboxState.DEAD, "No.", f"no:{s.waiting.id}", now),
+    "refuse": lambda s, now: write(_refuse, [s.waiting], InboxState.DEAD, "No.", f"no:{s.waiting.id}", now),
     "settle": lambda s, now: write(inbox.settle, s.waiting.id, InboxState.DONE, now),
     "queue_steers": lambda s, now: write(inbox.queue_steers, lambda ref: ref != BOB),
     "save_transcript": lambda s, now: write(_keep_transcript, s.waiting, RECORDING, "spoken", CALL, now),
