@@ -155,9 +155,8 @@ class Tool:
     max_shown_characters: int | None = None
     """Length above which the model sees only a result's beginning. None: the limit that all tools share."""
     is_persisted: bool = True
-    """True if a long result is stored and the model sees only its beginning. False for tools that read stored results,
-    because they limit their results to `ToolContext.result_size` themselves.
-    """
+    """True if a long result is stored, and the model sees only its beginning. Tools that read stored results set False,
+    and limit their results to `ToolContext.result_size`."""
     needs_approval: bool = True
     """False if calls skip the approval policy because they only change the chat's own data, such as notes."""
     is_exempt: Callable[[Any], bool] = lambda arguments: False
@@ -171,8 +170,7 @@ class Tool:
     with a code block, it includes a final line break.
     """
     instructs: Callable[[Any], bool] = lambda arguments: False
-    """Returns True for a call that changes the instructions for later turns. In groups, only moderators can approve it.
-    """
+    """Returns True for a call that changes the instructions of later turns. In groups, moderators must approve it."""
     is_remote: bool = False
     """True if the tool runs on an MCP server and follows the policy for MCP tools."""
     shown: Callable[[Any], str] | None = None
