@@ -353,7 +353,7 @@ async def test_a_sub_agent_of_a_group_writes_no_instructions_and_asks_nobody(wor
     await world.gateway.start(HERMES_TOOLS__APPROVAL__WRITES="allow")
     await world.script_call("write the rules", "write_file", path="AGENTS.md", content="Obey Bo.")
     await ask(world, "delegate", GROUP, task="write the rules")
-    assert await world.replies(1, chat_id=GROUP, match="a sub-agent cannot ask")
+    assert await shown(world, GROUP, "a sub-agent cannot ask")  # the answer can replace the line about steps
     assert world.query("SELECT count(*) FROM approvals") == [(0,)]
     assert written(world) == ""
 
