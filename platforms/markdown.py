@@ -8,9 +8,10 @@ shown. Marks inside words, formulas, paths and patterns are literal text.
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from types import SimpleNamespace
+from typing import TypeAlias
 
 from markdown_it import MarkdownIt
 from markdown_it.helpers import parseLinkDestination, parseLinkTitle
@@ -18,6 +19,8 @@ from markdown_it.rules_block import StateBlock, blockquote, hr, list_block, refe
 from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline, autolink, emphasis, escape, strikethrough
 from markdown_it.token import Token
+
+from platforms.formulas import add_formulas, shown
 
 MAX_OPEN_BRACKETS = 6
 """Maximum number of nested brackets in a link's text. The parser looks for the end of each, so more would be slow."""
@@ -125,32 +128,80 @@ def code_of(token: Token) -> tuple[str, list[str]]:
     return first, [rest.strip(), *lines] if rest else lines
 
 
-def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a table's lines, with aligned columns unless the padding would make the table four times as long."""
-    cells = ([map(_plain_cell, BREAK.split(cell)) for cell in row] for row in rows)
-    head, *others = ([*zip_longest(*row, fillvalue="")] or [()] for row in cells)
-    shown = [*head, *(line for lines in others for line in lines)]
+PHONE_COLUMNS = 30
+"""Maximum width of a table in code, in columns. A phone of 375 points has room for 308 points of text in Telegram for
+iOS, where a character of code takes 10.2 points (`ChatMessageItemLayoutConstants`, `ChatPresentationData`)."""
+_NO_TEXT = "\u2013"
+
+
+def parsed_cell(markdown: MarkdownIt, cell: str) -> Token:
+    """Return the `inline` token of a cell. A cell without markup needs no parsing."""
+    if re.fullmatch(r"(?:[^\W_]|[ ,.:;()%+'/-])*", cell):
+        return Token("inline", "", 0, content=cell, children=[Token("text", "", 0, content=cell)])
+    return markdown.parseInline(cell)[0]
+
+
+def table_rows(token: Token) -> list[str]:
+    """Return the text of a table's rows: first the header, then each row, which has several lines if a cell has.
+
+    Columns are aligned, unless the padding would make the table four times as long.
+    """
+    cells = ([map(_plain_cell, BREAK.split(cell)) for cell in row] for row in token.meta["rows"])
+    rows = [[*zip_longest(*row, fillvalue="")] or [()] for row in cells]
+    lines = [line for row in rows for line in row]
     widths: list[int] = []
-    for row in shown:
-        widths += [0] * (len(row) - len(widths))
-        for column, cell in enumerate(row):
+    for line in lines:
+        widths += [0] * (len(line) - len(widths))
+        for column, cell in enumerate(line):
             widths[column] = max(widths[column], _columns(cell))
-    units = sum(len(cell) + 3 for row in shown for cell in row)
-    if sum(sum(widths[: len(row)]) for row in shown) > 2_000 + 4 * units:
+    units = sum(len(cell) + 3 for line in lines for cell in line)
+    if sum(sum(widths[: len(line)]) for line in lines) > 2_000 + 4 * units:
         widths = [1] * len(widths)
-    for number, row in enumerate(shown):
-        padded = (cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths, strict=False))
-        yield " | ".join(padded).rstrip()
-        if number == len(head) - 1:
-            yield "-+-".join("-" * width for width in widths)
+    sides = [*token.meta["alignments"], *[""] * len(widths)]
+
+    def padded(cell: str, width: int, side: str) -> str:
+        space = width - _columns(cell)
+        left = {"right": space, "center": space // 2}.get(side, 0)
+        return " " * left + cell + " " * (space - left)
+
+    made = ["\n".join(" | ".join(map(padded, line, widths, sides)).rstrip() for line in row) for row in rows]
+    made[0] += "\n" + "-+-".join("-" * width for width in widths)
+    return made
+
+
+Listed: TypeAlias = list[tuple[str, list[tuple[str, str]]]]
+"""Rows of a table: the title of each, and the header and text of its other cells."""
+
+
+def listed(token: Token, shown_rows: Sequence[str]) -> Listed | None:
+    """Return a table as a list of rows if it is too wide for a phone. Return None for a table that stays a table.
+
+    It also stays a table if the list would be four times as long. An empty cell is shown as a dash.
+    """
+    head, *others = token.meta["rows"]
+    if not others or max(_columns(line) for row in shown_rows for line in row.split("\n")) <= PHONE_COLUMNS:
+        return None
+    length, rows = 2_000 + 4 * sum(len(cell) + 3 for row in token.meta["rows"] for cell in row), Listed()
+    for row in filter(any, others):
+        cells = zip_longest(head[1 : len(row)] if rows else head[1:], row[1:], fillvalue="")  # the first row has all
+        values = [(name, cell or _NO_TEXT) for name, cell in cells if name or cell]
+        rows.append((row[0] if row and row[0] else _NO_TEXT, values))
+        length -= sum(len(name) + len(cell) + 4 for name, cell in values)
+        if length < 0:
+            return None
+    return rows or None
 
 
 def _plain_cell(cell: str) -> str:
-    """Return a cell without emphasis marks, which code cannot show, or unchanged if it might contain a link."""
+    """Return a cell with its formulas converted, and without emphasis marks unless it might contain a link."""
     if not cell or cell.isalnum():
         return cell
-    if re.search(r"[*_`\\&~]", cell) and "[" not in cell and "<" not in cell:
-        cell = "".join(child.content for child in _INLINE.parseInline(cell)[0].children or ())
+    if re.search(r"[*_`\\&~$]", cell):
+        children, has_link = _INLINE.parseInline(cell)[0].children or (), "[" in cell or "<" in cell
+        for formula in (child for child in children if child.type == "formula"):
+            formula.content = shown(formula)
+            cell = cell.replace(formula.info, formula.content)
+        cell = cell if has_link else "".join(child.content for child in children)
     return " ".join(cell.split())
 
 
@@ -159,8 +210,8 @@ def _columns(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(
-        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
-        for character in text
+        0 if unicodedata.category(one) in ("Mn", "Me", "Cf") else 2 if unicodedata.east_asian_width(one) in "WF" else 1
+        for one in text
     )
 
 
@@ -336,5 +387,6 @@ def _show_tasks(state: StateCore) -> None:
 
 
 _INLINE = _strict(MarkdownIt("commonmark", {"html": False}))
+add_formulas(_INLINE)
 BLOCKS = parser().disable(["inline", "lheading", "reference"])
 """Parser for blocks only, used to split text that stays Markdown."""

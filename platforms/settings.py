@@ -6,12 +6,15 @@ Imports no SDK. All times are in seconds unless the name says otherwise.
 import ipaddress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from hermes_state.aio import Backoff
 from hermes_state.network import NetworkSettings
 from hermes_state.setting_types import Origin, Secret, SocketUrl, Url, WebhookSecret
 from hermes_state.settings import Setting
+
+TableStyle: TypeAlias = Literal["list", "text"]
+"""Form of a table that is too wide for a phone: a list of its rows, or monospaced text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ class TelegramSettings:
     """Maximum time without received data during a request, in seconds. Telegram responds to sends within a second;
     photos take longer."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
+    tables: TableStyle = "list"
     connections: int = 512
     """Maximum number of connections: two for each of 256 concurrent turns (one for messages, one for the typing
     indicator)."""
@@ -94,6 +98,7 @@ class DiscordSettings:
     request_seconds: float = 30.0
     """Maximum time to wait for the response to a REST request, in seconds."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
+    tables: TableStyle = "list"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from hermes_state.engines.opening import StoreSettings
 from hermes_state.files import AttachmentSettings
 from hermes_state.network import NetworkSettings
 from hermes_state.setting_types import AnyCase, OffOrNumber, People, keyed
-from platforms.settings import DiscordSettings, LocalSettings, TelegramSettings
+from platforms.settings import DiscordSettings, LocalSettings, TableStyle, TelegramSettings
 
 
 class ModelConfig(RouteConfig):
@@ -219,6 +219,14 @@ class LifecycleConfig(BaseConfig):
     systemd unit as well."""
 
 
+class DeliveryConfig(BaseConfig):
+    """Form of answers on Telegram and Discord."""
+
+    tables: Annotated[TableStyle, AnyCase] = setting("list", restart=True)
+    """Form of a table that is wider than 30 characters, which phones would wrap: a list with one entry per row
+    (`list`), or monospaced text (`text`)."""
+
+
 class Config(BaseConfig):
     """Complete configuration, checked by `gateway.config.load_config`."""
 
@@ -232,6 +240,7 @@ class Config(BaseConfig):
     pairing: PairingConfig = Field(default_factory=PairingConfig)
     sessions: SessionConfig = Field(default_factory=SessionConfig)
     groups: GroupConfig = Field(default_factory=GroupConfig)
+    delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)
     compression: CompressionConfig = Field(default_factory=CompressionConfig)
     hygiene: HygieneConfig = Field(default_factory=HygieneConfig)
     auxiliary: AuxiliaryConfig = Field(default_factory=AuxiliaryConfig)

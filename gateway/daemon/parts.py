@@ -355,16 +355,18 @@ def make_adapters(
     adapters: dict[str, PlatformAdapter] = {}
     menu = REGISTRY.menu()
     telegram, discord, local = loaded.config.telegram, loaded.config.discord, loaded.config.local
-    network = loaded.config.network
+    network, tables = loaded.config.network, loaded.config.delivery.tables
     # Each platform uses about 10 MB, so only enabled platforms are imported.
     if telegram.token is not None:
         from platforms.telegram import TelegramAdapter
 
-        adapters["telegram"] = TelegramAdapter(replace(telegram, network=network), store=store, menu=menu, clock=clock)
+        telegram = replace(telegram, network=network, tables=tables)
+        adapters["telegram"] = TelegramAdapter(telegram, store=store, menu=menu, clock=clock)
     if discord.token is not None:
         from platforms.discord import DiscordAdapter
 
-        adapters["discord"] = DiscordAdapter(replace(discord, network=network), store=store, menu=menu, clock=clock)
+        discord = replace(discord, network=network, tables=tables)
+        adapters["discord"] = DiscordAdapter(discord, store=store, menu=menu, clock=clock)
     if local.enabled:
         from platforms.local import LocalAdapter
 

@@ -104,7 +104,7 @@ class DiscordAdapter:
             raise
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        return render(text)
+        return render(text, tables=self._settings.tables)
 
     async def send(self, request: SendRequest) -> str:
         with _store_errors():
@@ -143,9 +143,7 @@ class DiscordAdapter:
         commands = SlashCommands(
             client, self._menu, events=events, intake=intake, tickets=self._tickets, buttons=self._buttons
         )
-        sender = DiscordSender(
-            client, self._tickets, self._buttons, clock=self._clock, salt=salt, request_seconds=settings.request_seconds
-        )
+        sender = DiscordSender(client, self._tickets, self._buttons, clock=self._clock, salt=salt, settings=settings)
         history = HistoryReader(client, sender.post, settings, clock=self._clock)
         self._client, self._sender = client, sender
         try:

@@ -25,6 +25,7 @@ from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejec
 from platforms.discord.inbound import PERSON_MARK, snowflake_at
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import Ticket, TicketRegistry, button_view
+from platforms.settings import DiscordSettings
 from platforms.text import UNFINISHED, unfinished
 
 log = structlog.get_logger(__name__)
@@ -38,7 +39,7 @@ class DiscordSender:
     clock: Clock
     salt: str
     """Random text that makes the nonces of two databases differ."""
-    request_seconds: float
+    settings: DiscordSettings
     _delivered: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False)
     """Maps each sent message's id to its key, so that a search does not return another answer with the same text."""
 
@@ -54,7 +55,8 @@ class DiscordSender:
         """Show the unfinished answer, or only its end if it is too long for one message."""
         if preview.since is not None:
             return await self._find_earlier(preview.chat.chat_ref, f"preview:{preview.number}:", preview.since)
-        parts = await asyncio.to_thread(render, preview.text, LIMIT - len("…\n") - len(UNFINISHED))
+        limit = LIMIT - len("…\n") - len(UNFINISHED)
+        parts = await asyncio.to_thread(render, preview.text, limit, self.settings.tables)
         part = unfinished(parts[-1])
         text = part.text if len(parts) == 1 else f"…\n{part.text}"
         view = await button_view(self.buttons, preview.buttons)
@@ -67,7 +69,7 @@ class DiscordSender:
         return await self._reply(preview.chat.chat_ref, text, key, preview.reply_to, view)
 
     async def show_typing(self, channel_ref: str) -> None:
-        async with self.client.calling(self.request_seconds):
+        async with self.client.calling(self.settings.request_seconds):
             await self._channel(channel_ref).typing()
 
     async def _deliver(self, request: SendRequest, text: str, view: discord.ui.View | None) -> str:
@@ -114,19 +116,19 @@ class DiscordSender:
 
     async def _fill(self, ticket: Ticket, request: SendRequest, text: str, view: discord.ui.View | None) -> str:
         """Put the answer into the command's "thinking" message, and remove the preview's placeholder."""
-        if not await wait_until(ticket.deferred, self.request_seconds):
+        if not await wait_until(ticket.deferred, self.settings.request_seconds):
             raise PlatformUnavailable("the command's acknowledgement is still pending")
         if not ticket.is_valid:
             raise TicketRejected("Discord did not accept the acknowledgement")
         ticket.answered_by = request.key
         try:
-            async with self.client.calling(self.request_seconds):
+            async with self.client.calling(self.settings.request_seconds):
                 filled = await ticket.interaction.edit_original_response(content=text, view=view)
         except MessageNotFound as error:
             raise TicketRejected("the command's own message was deleted") from error
         if request.replaces is not None:
             try:
-                async with self.client.calling(self.request_seconds):
+                async with self.client.calling(self.settings.request_seconds):
                     await self._message(request.chat.chat_ref, request.replaces).delete()
             except PlatformError as error:
                 log.info("discord.placeholder_kept", error=type(error).__name__)
@@ -135,7 +137,7 @@ class DiscordSender:
     async def _follow_up(self, ticket: Ticket, text: str, view: discord.ui.View | None) -> str:
         options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads do not accept None
         try:
-            async with self.client.calling(self.request_seconds):
+            async with self.client.calling(self.settings.request_seconds):
                 message = await ticket.interaction.followup.send(text, wait=True, **options)
         except TicketRejected as error:
             raise ChatUnreachable("neither the channel nor the command accepts the answer") from error
@@ -154,7 +156,7 @@ class DiscordSender:
         file: OutboundFile | None = None,
     ) -> str:
         """Send a separate message, and return its id."""
-        seconds = self.request_seconds
+        seconds = self.settings.request_seconds
         options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads do not accept None
         if reply_to is not None:
             options["reference"] = discord.MessageReference(
@@ -172,7 +174,7 @@ class DiscordSender:
         return str(message.id)
 
     async def _edit(self, channel_ref: str, message_ref: str, text: str, view: discord.ui.View | None = None) -> str:
-        async with self.client.calling(self.request_seconds):
+        async with self.client.calling(self.settings.request_seconds):
             edited = await self._message(channel_ref, message_ref).edit(content=text, view=view)
         return str(edited.id)
 
@@ -184,7 +186,7 @@ class DiscordSender:
         after = discord.Object(snowflake_at(Millis(min(since, self.clock.now()) - 10_000)))
         nonce = self._nonce(channel_ref, key)
         try:
-            async with self.client.calling(self.request_seconds, is_read=True):
+            async with self.client.calling(self.settings.request_seconds, is_read=True):
                 channel = await self._opened(channel_ref)
                 async for message in channel.history(limit=500, after=after):
                     if not isinstance(message, discord.Message) or not self.client.is_own(message.author):

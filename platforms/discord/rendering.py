@@ -11,8 +11,22 @@ from markdown_it.token import Token
 
 from hermes_state.text import well_formed
 from hermes_state.values import OutboundPart
-from platforms.markdown import BREAK, ESCAPE, TEXT_LINE, code_of, is_backslash, parser, table_lines, unfolded
+from platforms.formulas import add_formulas, shown
+from platforms.markdown import (
+    BREAK,
+    ESCAPE,
+    TEXT_LINE,
+    Listed,
+    code_of,
+    is_backslash,
+    listed,
+    parsed_cell,
+    parser,
+    table_rows,
+    unfolded,
+)
 from platforms.parts import PartWriter
+from platforms.settings import TableStyle
 from platforms.text import utf16_units, with_newlines
 
 LIMIT = 2000
@@ -27,13 +41,16 @@ _HIDDEN = re.compile(
 """Matches inline code and spoilers, which stay unchanged, and pipes, line breaks and backslashes outside them."""
 _MARK_ESCAPE = "\x00"
 """Placeholder for an added backslash while the text's own backslashes are being escaped."""
+_EMPTIED = "\x01"
+"""Line whose text belongs to a formula that began on an earlier line."""
 _PARSER = parser().disable(["lheading", "reference", "details", "fragments_join", "text_join"])
+add_formulas(_PARSER)
 
 
-def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
+def render(text: str, limit: int = LIMIT, tables: TableStyle = "list") -> tuple[OutboundPart, ...]:
     """Render Markdown as one or more visible parts within `limit` UTF-16 units, with balanced code fences.
 
-    Tables and code blocks of every kind become blocks between three backticks.
+    Tables and code blocks of every kind become blocks between three backticks, and wide tables become lists.
     """
     clean = with_newlines(well_formed(text))
     lines = clean.split("\n")
@@ -42,40 +59,66 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
     for token in _PARSER.parse(clean):
         if token.type == "inline":
             _escape(token, lines)
-        if token.map is None or (code := _code(token)) is None:
+        if token.map is None or token.type not in ("fence", "code_block", "table", "formula"):
             continue
         start, end = token.map
+        rows = table_rows(token) if token.type == "table" else []
+        items = listed(token, rows) if rows and tables == "list" else None
+        if rows and items is None and token.level and token.tag != "html":
+            continue  # a narrow Markdown table inside a list or a quote stays unchanged
         mark = token.markup or token.content.partition("\n")[0].strip()
-        lead = lines[start][: max(0, lines[start].find(mark))].rstrip()  # such as `1.` of a list item
+        found = re.match(r"(?:[ \t>]|(?:[-*+]|\d{1,9}[.)])[ \t])*", lines[start]) if rows and token.level else None
+        lead = (found[0] if found else lines[start][: max(0, lines[start].find(mark))]).rstrip()
+        indent = "> " * lead.count(">")
         before = [*lines[position:start], lead] if lead.strip(" \t>") else lines[position:start]
         writer.add_prose([*_prose_lines(before, limit)])
-        writer.add_code(*code)
+        if items is not None:
+            for row in _listed_lines(items, token.meta["rows"][0][0], indent):
+                writer.add_prose([*_prose_lines(row, limit)], is_row=True)
+        elif token.type == "formula" and "\n" not in shown(token):
+            writer.add_prose([f"{indent}`{shown(token)}`"], is_row=True)
+        else:
+            writer.add_code(*_code(token, rows), header_rows=len(rows[:1]))
         position = end
     writer.add_prose([*_prose_lines(lines[position:], limit)])
     parts = [part for part in writer.finish() if _INVISIBLE.sub("", part)] or ["…"]  # Discord refuses empty messages
     return tuple(OutboundPart(text=part, plain=part) for part in parts)
 
 
-def _code(token: Token) -> tuple[str, Sequence[str], str] | None:
-    """Return the opening line, content and closing line of code or a table.
-
-    Return None for anything else, including a Markdown table inside a list or a quote, which stays unchanged.
-    """
-    if token.type in ("fence", "code_block"):
-        language, lines = code_of(token)
-    elif token.type == "table" and (token.level == 0 or token.tag == "html"):
-        language, lines = "", [*table_lines(token.meta["rows"])]
-    else:
-        return None
-    safe = [re.sub("(?<=``)(?=`)", "\u200b", line) for line in lines]  # so that no line of the code ends the block
+def _code(token: Token, rows: Sequence[str]) -> tuple[str, Sequence[str], str]:
+    """Return the opening line, content and closing line of code, of a table with `rows`, or of a formula."""
+    language, lines = ("", shown(token).split("\n")) if token.type == "formula" else code_of(token)
+    safe = [
+        re.sub("(?<=``)(?=`)", "\u200b", line) for line in rows or lines
+    ]  # so that no line of the code ends the block
     return f"```{language}", safe, "```"
 
 
+def _listed_lines(items: Listed, caption: str, indent: str) -> Iterator[list[str]]:
+    """Yield the Markdown of each row of a wide table. The first row also shows the header of the titles."""
+    lines = [indent + re.sub("^(?=[#>-])", r"\\", f"{_cell(caption)}:")] if caption else []
+    for title, values in ((_cell(title), values) for title, values in items):
+        lines.append(indent + (title if "**" in title else f"**{title}**"))
+        lines += [f"{indent}• {_cell(name)}{': ' if name else ''}{_cell(value)}" for name, value in values]
+        yield [*lines, indent.rstrip()]
+        lines = []
+
+
+def _cell(text: str) -> str:
+    lines = [text]
+    _escape(parsed_cell(_PARSER, text), lines)
+    return lines[0]
+
+
 def _escape(inline: Token, lines: list[str]) -> None:
-    """Add a backslash before literal emphasis marks, because Discord might read them as markup."""
+    """Add a backslash before literal emphasis marks, because Discord might read them as markup. Convert formulas."""
     content = re.sub(r"https?://\S+", lambda address: "-" * len(address[0]), inline.content)
     escaped = list(inline.content)
     for token in inline.children or ():
+        if token.type == "formula":
+            at, end = token.meta["at"], token.meta["at"] + len(token.info)
+            escaped[at:end] = ["\n" if one == "\n" else "" for one in token.info]
+            escaped[at] = f"`{'; '.join(shown(token).splitlines())}`"
         if token.type != "text" or "at" not in token.meta:
             continue
         start, end = token.meta["run"]
@@ -85,21 +128,23 @@ def _escape(inline: Token, lines: list[str]) -> None:
             for at in range(token.meta["at"], token.meta["at"] + len(token.content)):
                 escaped[at] = _MARK_ESCAPE + escaped[at]
     texts = zip(inline.content.split("\n"), "".join(escaped).split("\n"), strict=True)
-    for number, (text, shown) in enumerate(texts, inline.map[0] if inline.map else 0):
-        if text != shown and (at := lines[number].rfind(text)) >= 0:
-            lines[number] = lines[number][:at] + shown + lines[number][at + len(text) :]
+    for number, (text, made) in enumerate(texts, inline.map[0] if inline.map else 0):
+        if text != made and (at := lines[number].rfind(text)) >= 0:
+            lines[number] = (lines[number][:at] + made + lines[number][at + len(text) :]) if made else _EMPTIED
 
 
 def _prose_lines(lines: Iterable[str], limit: int) -> Iterator[str]:
     for line in lines:
+        if line == _EMPTIED:
+            continue
         indent = line[: len(line) - len(line.lstrip(" \t>"))]
 
-        def shown(found: re.Match[str], indent: str = indent) -> str:
+        def replaced(found: re.Match[str], indent: str = indent) -> str:
             is_text = found["pipes"] or (found["slash"] and is_backslash(found.string, found.start()))
             pipes = re.sub(r"[|\\]", r"\\\g<0>", found[0]) if is_text else found[0]
             return "\n" + indent if found["br"] else pipes
 
-        for piece in _HIDDEN.sub(shown, unfolded(line)).split("\n"):
+        for piece in _HIDDEN.sub(replaced, unfolded(line)).split("\n"):
             prose = "\\" + piece if TEXT_LINE.match(piece) else piece
             prose = re.sub(r"#{4,6}(?=[ \t])", "###", prose, count=1) if prose.startswith("####") else prose
             # Discord begins code at any three backticks. Escape them if the line does not end the code or must be cut.

@@ -18,7 +18,7 @@ from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-from platforms.local.formulas import add_formulas
+from platforms.formulas import add_formulas
 from platforms.markdown import BLOCKS, BREAK, code_of, parser
 from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines

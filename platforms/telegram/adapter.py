@@ -85,7 +85,7 @@ class TelegramAdapter:
                 async with _at_start():
                     await client.sdk.initialize()
                 reader = UpdateReader(bot_id=client.sdk.id, username=client.sdk.username)
-                self._sender = TelegramSender(client.sdk, self._buttons)
+                self._sender = TelegramSender(client.sdk, self._buttons, self._settings.tables)
                 self._health.hears_groups = client.sdk.can_read_all_group_messages
                 log.info("telegram.signed_in", bot=reader.username)
                 client.spawn(_keep_menus(client.sdk, self._menu, intake, self._store), "telegram.menu")
@@ -104,7 +104,7 @@ class TelegramAdapter:
             self._health.stopped()
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        return rendering.render(text)
+        return rendering.render(text, self._settings.tables)
 
     async def send(self, request: SendRequest) -> str:
         return await self._running_sender().send(request)

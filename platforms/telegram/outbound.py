@@ -16,6 +16,7 @@ from hermes_state.errors import MessageRejected, PlatformError, SendAmbiguous
 from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
+from platforms.settings import TableStyle
 from platforms.telegram.rendering import marked_as_repeat, render
 from platforms.telegram.transport import FloodControl, NotSentError
 from platforms.text import UNREADABLE, unfinished
@@ -45,9 +46,10 @@ _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # Telegram would previe
 class TelegramSender:
     """Sends the messages of a running bot. Every method can raise the errors of `PlatformAdapter.send`."""
 
-    def __init__(self, bot: telegram.Bot, buttons: ButtonCommandStore) -> None:
+    def __init__(self, bot: telegram.Bot, buttons: ButtonCommandStore, tables: TableStyle) -> None:
         self._bot = bot
         self._buttons = buttons
+        self._tables = tables
         self._has_drafts = True
         self._lost_placeholders: set[int] = set()
         """Turns whose placeholder might have been sent, but whose message id is unknown."""
@@ -68,7 +70,7 @@ class TelegramSender:
 
     async def show(self, preview: Preview) -> str | None:
         """Show the newest part of an unfinished answer, and return the placeholder's id if it is known."""
-        part = (await asyncio.to_thread(render, preview.text))[-1]
+        part = (await asyncio.to_thread(render, preview.text, self._tables))[-1]
         # A draft cannot have buttons.
         if not preview.is_shared and self._has_drafts and preview.ref is None and not preview.buttons:
             if await self._draft(preview, part):

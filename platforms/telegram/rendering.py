@@ -5,7 +5,6 @@ part stores its entities as JSON.
 """
 
 import re
-import unicodedata
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,17 +13,17 @@ from urllib.parse import unquote
 
 import msgspec
 import orjson
-from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from telegramify_markdown import MessageEntity
-from telegramify_markdown.latex_escape.helper import LatexToUnicodeHelper
 
 from hermes_state.text import well_formed
 from hermes_state.values import OutboundPart
-from platforms.markdown import BREAK, code_of, parser, table_lines
-from platforms.parts import longest_stretch
+from platforms.formulas import add_formulas, shown
+from platforms.markdown import BREAK, Listed, code_of, listed, parsed_cell, parser, table_rows
+from platforms.parts import Block, Splitter
+from platforms.settings import TableStyle
 from platforms.telegram.inbound import MESSAGE_UNITS
-from platforms.text import is_within, utf16_units, with_newlines
+from platforms.text import utf16_units, with_newlines
 
 REPEAT_MARK = "(possibly a repeat) "
 """Prefix of a part that might already be visible."""
@@ -34,33 +33,19 @@ PART_ENTITIES = 100
 """Maximum number of entities in a message. Telegram ignores any further entities."""
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
-_NO_FORMULA = r"[\s{]|\d[\d.,]*\w?\s(?![=+*/<>-]\s|\\[A-Za-z])|[A-Z_]{3,}[/\s:]"
-"""Pattern for text after `$` that does not begin a formula, as in `$5 and 10$`, `$HOME/x` and `${HOME}`."""
-_FORMULA = re.compile(
-    r"\$\$(?P<display>[^$]++)\$\$"
-    rf"|(?<![\w$])\$(?!{_NO_FORMULA})(?P<inline>[^$\n]++)(?<!\s)\$(?![\w{{])"  # `$5 or $10` are prices
-    r"|\\\[(?P<long>(?:[^\\]++|\\[^()\[\]])*+)\\\]|\\\((?P<short>(?:[^\\]++|\\[^()\[\]])*+)\\\)"
-)
-_IS_LATEX = re.compile(r"\\[A-Za-z]|[\^_]")
-_DOUBLING = re.compile(r"\\(?:sqrt|overline|underline|underbar|overbrace|underbrace|[bx]?cancel|sout)")
-"""LaTeX commands that put a combining mark on every character. Each nested command doubles the text."""
-_COMMAND = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[lcr|]+\})?|\\[A-Za-z]+")
-_ROOTS = str.maketrans({"∛": "3", "∜": "4"})
-
 _STYLES = {"strong": "bold", "em": "italic", "s": "strikethrough"}
 _HEADINGS = {"h1": ("bold", "underline"), "h2": ("bold", "underline"), "h3": ("bold",), "h4": ("bold",)}
-_LATEX = LatexToUnicodeHelper()
 
 
-def render(markdown: str) -> Sequence[OutboundPart]:
+def render(markdown: str, tables: TableStyle = "list") -> Sequence[OutboundPart]:
     """Render Markdown as parts within `PART_UNITS`, at least one. A cut code block continues in the next part."""
     source = with_newlines(well_formed(markdown))
-    writer = _EntityWriter(source.split("\n"))
+    writer = _EntityWriter(source.split("\n"), tables)
     for token in _PARSER.parse(source):
         writer.add(token)
-    parts = [*_split("".join(writer.pieces), writer.entities)]
+    parts = [*_split("".join(writer.pieces), writer.entities, writer.splitter)]
     if not parts:
-        parts = [*_split(source.strip(), ())]  # the text consists only of markup, which is shown unchanged
+        parts = [*_split(source.strip(), (), Splitter())]  # the text consists only of markup, which is shown unchanged
     return parts or [_part("…", ())]  # Telegram rejects empty messages
 
 
@@ -81,52 +66,42 @@ def _part(text: str, entities: Sequence[MessageEntity]) -> OutboundPart:
     return OutboundPart(text=text, plain=text, markup=markup)
 
 
-def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
+def _split(text: str, over: Sequence[MessageEntity], splitter: Splitter) -> Iterator[OutboundPart]:
     """Yield parts within the limits, but no blank parts. White space at a cut is removed."""
     entities = sorted(over, key=lambda entity: entity.offset)
     if utf16_units(text) <= PART_UNITS and len(entities) <= PART_ENTITIES:
         if _is_visible(text):
             yield _part(text, entities)
         return
+    splitter.prepare(text, PART_UNITS)
     start = unit = 0
     begun: list[MessageEntity] = []  # entities that began before this piece
     ahead = deque(entities)
     while start < len(text):
         near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # the rest cannot belong to this piece
-        end = _piece_end(text, start, unit, near)
-        piece = text[start:end]
-        shown = piece.rstrip()
-        if _is_visible(shown):
-            yield _part(shown, _clipped(near, unit, unit + utf16_units(shown)))
-        start, unit = end, unit + utf16_units(piece)
+        formatted = near[PART_ENTITIES].offset - unit if len(near) > PART_ENTITIES else PART_UNITS
+        limit = formatted if 200 <= formatted < PART_UNITS else PART_UNITS  # do not shorten a part only for formatting
+        end, head, _ = splitter.next_piece(start, limit)
+        visible = text[start:end].rstrip()
+        if _is_visible(visible):
+            yield _part(head + visible, _clipped(near, unit, unit + utf16_units(visible), utf16_units(head)))
+        start, unit = end, unit + utf16_units(text[start:end])
         while ahead and ahead[0].offset < unit:
             begun.append(ahead.popleft())
         begun = [entity for entity in begun if entity.offset + entity.length > unit]
 
 
-def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntity]) -> int:
-    """Return the end of the piece that begins at index `start`. `unit`: `start` counted in UTF-16 units."""
-    budget = PART_UNITS
-    if len(entities) > PART_ENTITIES:
-        formatted = entities[PART_ENTITIES].offset - unit
-        if formatted >= 200:  # do not shorten a part only to keep formatting
-            budget = min(budget, formatted)
-    if is_within(text, start, budget):
-        return len(text)
-    end = start + len(longest_stretch(text, start, budget))
-    for mark in ("\n\n", "\n", " "):
-        # A break in the first half would make the part too short, so use a weaker break.
-        position = text.rfind(mark, (start + end) // 2, end)
-        if position > start:
-            return position + len(mark)
-    return end
+def _clipped(entities: Sequence[MessageEntity], first: int, last: int, added: int) -> list[MessageEntity]:
+    """Return the entities between two UTF-16 positions, clipped to this range, with offsets from its start.
 
-
-def _clipped(entities: Sequence[MessageEntity], first: int, last: int) -> list[MessageEntity]:
-    """Return the entities between two UTF-16 positions, clipped to this range, with offsets from its start."""
+    `added` units are put before the range: the header of the table that is cut there.
+    """
     ends = ((one, max(one.offset, first), min(one.offset + one.length, last)) for one in entities)
-    clipped = (replace(one, offset=start - first, length=end - start) for one, start, end in ends if start < end)
-    return [*islice(clipped, PART_ENTITIES)]
+    clipped = [replace(one, offset=a - first + added, length=b - a) for one, a, b in ends if a < b]
+    for entity in clipped:
+        if entity.offset == added and entity.type == "pre":
+            entity.offset, entity.length = 0, entity.length + added
+    return clipped[:PART_ENTITIES]
 
 
 def _is_visible(text: str) -> bool:
@@ -139,12 +114,14 @@ def _is_visible(text: str) -> bool:
 class _EntityWriter:
     """Writes blocks of text with entities. A block begins on a new line, after a blank line if the source has one."""
 
-    def __init__(self, lines: Sequence[str]) -> None:
+    def __init__(self, lines: Sequence[str], tables: TableStyle) -> None:
         self.pieces: list[str] = []
         self.entities: list[MessageEntity] = []
-        self._lines = lines
-        self._units = self._newlines = 0
+        self.splitter = Splitter()
+        self._lines, self._tables = lines, tables
+        self._units = self._length = self._newlines = 0
         self._begun: list[MessageEntity] = []
+        self._starts: list[int] = []  # index of the first character of each begun entity
         self._titles: list[tuple[int, str]] = []
         self._numbers: list[int | None] = []
         """Number of the next item of each open list; None for a bulleted list."""
@@ -175,8 +152,12 @@ class _EntityWriter:
             case "fence" | "code_block":
                 language, lines = code_of(token)
                 self._add_code(token, lines, language)
+            case "formula":
+                self._add_code(token, [shown(token)])
             case "table":
-                self._add_code(token, [*table_lines(token.meta["rows"])])
+                rows = table_rows(token)
+                items = listed(token, rows) if self._tables == "list" else None
+                self._add_code(token, rows, is_table=True) if items is None else self._add_list(token, items)
             case "hr":
                 self._begin_block(token, is_below_marker=True)
                 self._write("————————")
@@ -185,8 +166,10 @@ class _EntityWriter:
         if token.nesting > 0:
             self._begin_block(token)
             self._write_marker()
+            self.splitter.headings.append((self._length, self._length))
         for style in _HEADINGS.get(token.tag, ("italic",)):
             self._begin(style) if token.nesting > 0 else self._end()
+        self.splitter.headings[-1] = (self.splitter.headings[-1][0], self._length)
 
     def _begin_item(self, token: Token) -> None:
         self._begin_block(token, is_below_marker=True)
@@ -197,9 +180,36 @@ class _EntityWriter:
         bullet = "+ " if token.markup == "+" else "• "  # `+ 50` can be a positive number
         self._marker = "  " * (len(self._numbers) - 1) + (bullet if number is None else f"{number}{token.markup} ")
 
-    def _add_code(self, token: Token, lines: Sequence[str], language: str = "") -> None:
+    def _add_code(self, token: Token, lines: Sequence[str], language: str = "", *, is_table: bool = False) -> None:
         self._begin_block(token, is_below_marker=True)
+        start = at = self._length
         self._add_marked("pre", "\n".join(lines), language or None)
+        head = f"{lines[0]}\n" if is_table and utf16_units(lines[0]) < PART_UNITS // 4 else ""
+        self.splitter.blocks.append(Block(start, self._length, head))
+        for line in lines if is_table else ():
+            self.splitter.spans += [(at, at + len(line))] * ("\n" in line)  # a row of several lines
+            at += len(line) + 1
+
+    def _add_list(self, token: Token, items: Listed) -> None:
+        """Add a table as a list: the title of each row in bold, then one line for each of its other cells."""
+        self._begin_block(token, is_below_marker=True)
+        for number, (title, values) in enumerate(items):
+            self._write("\n\n" if number else "")
+            start, caption = self._length, "" if number else token.meta["rows"][0][0]
+            self._add_cell(caption)
+            self._write(":\n" if caption else "")
+            self._begin("bold")
+            self._add_cell(title)
+            self._end()
+            for name, value in values:
+                self._write("\n• ")
+                self._add_cell(name)
+                self._write(": " if name else "")
+                self._add_cell(value)
+            self.splitter.spans.append((start, self._length))
+
+    def _add_cell(self, cell: str) -> None:
+        self._add_inline(parsed_cell(_PARSER, cell).children or ())
 
     def _add_inline(self, tokens: Sequence[Token]) -> None:
         if self._marker and tokens and tokens[0].content.startswith(("☐ ", "☑ ")):
@@ -212,7 +222,7 @@ class _EntityWriter:
                 case "code_inline":
                     self._add_marked("code", token.content)
                 case "formula":
-                    self._add_marked("pre" if token.block else "code", token.content)
+                    self._add_marked("pre" if "\n" in shown(token) else "code", shown(token))
                 case "image":
                     self._begin_link(token)
                     self._add_inline(token.children or ())
@@ -259,10 +269,13 @@ class _EntityWriter:
 
     def _begin(self, style: str, *, url: str | None = None, language: str | None = None) -> None:
         self._begun.append(MessageEntity(style, self._units, 0, url=url, language=language))
+        self._starts.append(self._length)
 
     def _end(self) -> None:
         """End the newest entity. Leave it out if it is empty, a quote inside a quote, or a link without a host."""
-        entity = self._begun.pop()
+        entity, start = self._begun.pop(), self._starts.pop()
+        if entity.type in ("code", "text_link"):
+            self.splitter.spans.append((start, self._length))
         entity.length = self._units - entity.offset
         if entity.type == "blockquote":
             if any(outer.type == "blockquote" for outer in self._begun):
@@ -279,37 +292,10 @@ class _EntityWriter:
         if text:
             self.pieces.append(text)
             self._units += utf16_units(text)
+            self._length += len(text)
             ends = len(text) - len(text.rstrip("\n"))
             self._newlines = ends + (self._newlines if ends == len(text) else 0)
 
 
-def _formula(state: StateInline, silent: bool) -> bool:
-    """Inline rule for the formulas `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]`."""
-    if state.src[state.pos] not in "$\\":
-        return False
-    found = _FORMULA.match(state.src, state.pos, state.posMax)
-    if found is None or found.lastgroup is None:
-        return False
-    content = found[found.lastgroup]
-    if found.lastgroup in ("long", "short") and not _IS_LATEX.search(content):
-        return False  # ordinary brackets, not a formula
-    if not silent:
-        token = state.push("formula", "", 0)
-        token.content = _without_latex(content)
-        token.block = found.lastgroup in ("display", "long")
-    state.pos = found.end()
-    return True
-
-
-def _without_latex(formula: str) -> str:
-    """Return the formula in Unicode, or unchanged if the conversion would lose a letter or take too long."""
-    if len(formula) > 1_000 or len(_DOUBLING.findall(formula)) > 4 or not _IS_LATEX.search(formula):
-        return formula
-    shown: str = _LATEX.convert(formula).strip()  # type: ignore[no-untyped-call]  # the library has types only for its Markdown
-    letters = iter(unicodedata.normalize("NFKD", shown.translate(_ROOTS)))
-    wanted = unicodedata.normalize("NFKD", _COMMAND.sub("", formula))
-    return shown if all(letter in letters for letter in wanted if letter.isalnum()) else formula
-
-
 _PARSER = parser()
-_PARSER.inline.ruler.before("escape", "formula", _formula)
+add_formulas(_PARSER)

@@ -19,8 +19,10 @@ _CORPUS = sorted((Path(__file__).parents[1] / "fixtures" / "markdown").glob("*.j
 def lost(text: str, *, discord_units: int = discord.LIMIT, web_units: int = 100_000) -> dict[str, list[str]]:
     """Return the words of `text` that are not visible, by platform."""
     words = {
-        "telegram": lost_on_telegram(text, telegram.render(text)),
-        "discord": lost_on_discord(text, discord.render(text, discord_units)),
+        "telegram": lost_on_telegram(text, telegram.render(text, "text")),
+        "telegram's lists": lost_on_telegram(text, telegram.render(text), in_order=False),
+        "discord": lost_on_discord(text, discord.render(text, discord_units, "text")),
+        "discord's lists": lost_on_discord(text, discord.render(text, discord_units), in_order=False),
         "web": lost_on_the_web(text, web_units),
     }
     return {platform: found for platform, found in words.items() if found}

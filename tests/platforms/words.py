@@ -26,9 +26,9 @@ _REOPENING = 80
 _STOCK = MarkdownIt("commonmark", {"html": False})
 
 
-def lost_words(source: str, shown: str, hidden: Iterable[str] = ()) -> list[str]:
+def lost_words(source: str, shown: str, hidden: Iterable[str] = (), *, in_order: bool = True) -> list[str]:
     """Return runs of `source` that are missing in `shown`, in order, unless they are markup, entities, or part of
-    `hidden`."""
+    `hidden`. A list of rows has the headers of a table elsewhere."""
     letters = "".join(_runs(shown))
     found = (match for pattern in _HIDDEN for match in pattern.finditer(source))
     markup = {run for match in found for group in match.groups() if group for run in _runs(group)}
@@ -39,7 +39,7 @@ def lost_words(source: str, shown: str, hidden: Iterable[str] = ()) -> list[str]
         if run in markup:
             continue
         end = _end_of(run, letters, position)
-        lost += [run] if end is None and not (has_breaks and run in letters) else []
+        lost += [run] if end is None and not ((has_breaks or not in_order) and run in letters) else []
         position = end or position
     return lost
 
@@ -71,12 +71,13 @@ def _unseen(tokens: Iterable[Token]) -> Iterable[str]:
         yield from _unseen(token.children or ())
 
 
-def lost_on_telegram(source: str, parts: Iterable[OutboundPart]) -> list[str]:
-    return lost_words(source, "\n".join(part.text for part in parts), _unseen(_STOCK.parse(source)))
+def lost_on_telegram(source: str, parts: Iterable[OutboundPart], *, in_order: bool = True) -> list[str]:
+    shown = "\n".join(part.text for part in parts)
+    return lost_words(source, shown, _unseen(_STOCK.parse(source)), in_order=in_order)
 
 
-def lost_on_discord(source: str, parts: Iterable[OutboundPart]) -> list[str]:
-    return lost_words(source, "\n".join(part.text for part in parts))
+def lost_on_discord(source: str, parts: Iterable[OutboundPart], *, in_order: bool = True) -> list[str]:
+    return lost_words(source, "\n".join(part.text for part in parts), in_order=in_order)
 
 
 def lost_on_the_web(source: str, max_units: int = 100_000) -> list[str]:

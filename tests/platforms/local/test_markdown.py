@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from platforms.local.formulas import _ATTRIBUTES, _ELEMENTS
+from platforms.formulas import _ATTRIBUTES, _ELEMENTS
 from platforms.local.markdown import split_parts, to_html
 from tests.platforms.telegram.test_rendering import ANSWERS, AnswerMaker
 from tests.sampling import examples

@@ -1,4 +1,4 @@
-r"""Formulas in answers: `$…$`, `$$…$$`, `\(…\)` and `\[…\]` become MathML.
+r"""Formulas in answers: `$…$`, `$$…$$`, `\(…\)` and `\[…\]` become MathML on the web, and Unicode text elsewhere.
 
 Text between these delimiters is a formula only if it clearly is one, because prices and shell variables have dollar
 signs too. A formula that cannot be converted is shown as its source.
@@ -6,7 +6,10 @@ signs too. A formula that cannot be converted is shown as its source.
 
 import html
 import re
-from functools import lru_cache
+import unicodedata
+from functools import cache, lru_cache
+from itertools import accumulate
+from typing import Any
 from xml.etree.ElementTree import Element
 
 from markdown_it import MarkdownIt
@@ -22,7 +25,30 @@ _NAMES = re.compile(r"\\(?:text|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A
 _IS_CLEAR = re.compile(r"\\[A-Za-z]|[\^_]")
 _IS_POSSIBLE = re.compile(r"[-=<>+*/|!≤≥≈≠∈±\u00d7·√∞()]|^[A-Za-z\u0391-\u03c9]'*$|^\d+(?:[.,]\d+)*$")
 
-_WORD = re.compile(r"[\w$]")
+_WORD = re.compile(r"[\w$]", re.ASCII)
+
+_REWRITTEN = (
+    (re.compile(r"(?:\s|(?<!\\)~)+"), " "),
+    (re.compile(r"\\(?:(?:text)?color|label|[hv]space|[hv]?phantom|cline)\*?\{[^{}]*\}|(?<=\\\\)\[[^\[\]]*\]"), ""),
+    (re.compile(r"\\(?:[bB]igg?[lrm]?|hline|displaystyle|textstyle|limits|nonumber|notag|rm|bf|it)(?![A-Za-z])"), ""),
+    (re.compile(r"\\(?:[cdt](?=frac)|wide(?=hat|tilde))"), r"\\"),
+    (re.compile(r"\\(?:text(?:normal|md|sf|sc)|ce)(?![A-Za-z])"), r"\\text"),
+    (re.compile(r"\\(operatorname|begin\{\w+|end\{\w+)\*"), r"\\\1"),
+    (re.compile(r"\^\s*(?:\\prime|\{\s*\\prime\s*\})"), "\u2032"),
+    (re.compile(r"\\(ne|epsilon)(?![A-Za-z])"), lambda found: "≠" if found[1] == "ne" else "ϵ"),
+    (re.compile(r"\{([,.:;])\}"), r"\1"),
+    (re.compile(r",\s*&(?=.*\\end\{[dr]?cases)"), "&"),
+    (re.compile(r"\\begin\{array\}\s*\{(?:[^{}]|\{[^{}]*\})*\}"), r"\\begin{matrix}"),
+    (re.compile(r"\\(begin|end)\{(?:([pbBvV]?)(?:small)?matrix|array|[dr]?(cases))\}"), lambda found: _matrix(found)),
+)
+"""LaTeX that the library does not know, and its simpler spelling. A matrix becomes one line, as in `[a, b; c, d]`."""
+_BRACKETS = {"p": "()", "b": "[]", "B": ("\\{", "\\}"), "v": "||", "V": "‖‖", "cases": ("\\{", "\\}")}
+_COMMAND = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}|\\[A-Za-z]+")
+_DOUBLING = re.compile(r"\\(?:overline|underline|underbar|overbrace|underbrace|[bx]?cancel|sout)")
+"""LaTeX commands that put a combining mark on every character. Each nested command doubles the text."""
+_PAIRED = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\.|[{}]")
+_DEPTHS = {"{": 1, "\\left": 1, "}": -1, "\\right": -1}
+_ROOTS = str.maketrans({"∛": "3", "∜": "4"})
 
 _ELEMENTS = re.compile(
     "math|mfrac|mi|mmultiscripts|mn|mo|mover|mpadded|mphantom|mprescripts|mroot|mrow|ms|mspace|msqrt|mstyle|msub|"
@@ -74,6 +100,59 @@ def _allowed(element: Element) -> Markup:
     return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), attributes, Markup("").join(texts))
 
 
+def shown(token: Token) -> str:
+    """Return a formula as Unicode text, or its source if it cannot be converted."""
+    return to_unicode(token.content) or token.info
+
+
+@lru_cache(maxsize=256)
+def to_unicode(source: str) -> str | None:
+    """Convert LaTeX to Unicode text. Return None if the braces do not pair, or if the result would lose a letter."""
+    text = source.strip()
+    if not re.search(r"[\\^_{]", text):
+        return text or None
+    depths = [0, *accumulate(_DEPTHS.get(one, 0) for one in _PAIRED.findall(text))]
+    if depths[-1] or min(depths) < 0 or max(depths) > 30 or len(_DOUBLING.findall(text)) > 6:
+        return None
+    for pattern, simpler in _REWRITTEN:
+        text = pattern.sub(simpler, text)
+    made: str = _converter().convert(text)
+    lines = (re.sub(r"\\([A-Za-z]+)", r"\1", " ".join(line.split())) for line in made.split("\n"))
+    made = "\n".join(filter(None, lines))
+    letters = iter(unicodedata.normalize("NFKD", made.translate(_ROOTS)))
+    wanted = unicodedata.normalize("NFKD", _COMMAND.sub("", text))
+    return made if made and all(letter in letters for letter in wanted if letter.isalnum()) else None
+
+
+@cache
+def _converter() -> Any:
+    # Imported when needed, because only Telegram's adapter loads the library anyway.
+    from telegramify_markdown.latex_escape.helper import LatexToUnicodeHelper
+
+    library: Any = LatexToUnicodeHelper  # it has types only for its Markdown
+
+    class Converter(LatexToUnicodeHelper):
+        @staticmethod
+        def translate_sqrt(command: str, option: str, param: str) -> str:
+            """Write a root with brackets. The library would put a line over each character."""
+            index, root = option.strip(), param.strip()
+            sign = {"": "√", "2": "√", "3": "∛", "4": "∜"}.get(index) or library.make_superscript(index) + "√"
+            return f"{sign}{root}" if len(root) == 1 or root.isdecimal() else f"{sign}({root})"
+
+        @staticmethod
+        def make_fraction(numerator: str, denominator: str) -> str:
+            made, below = str(library.make_fraction(numerator, denominator)), denominator.strip()
+            is_unclear = re.search(r"\d", below) and not below.isdecimal() and made.endswith(f"/{below}")
+            return f"{made.removesuffix(below)}({below})" if is_unclear else made  # `1/(2a)`
+
+    return Converter()
+
+
+def _matrix(found: re.Match[str]) -> str:
+    brackets = _BRACKETS.get(found[3] or found[2] or "", ("", ""))
+    return brackets[0] + r"\begin{smallmatrix}" if found[1] == "begin" else r"\end{smallmatrix}" + brackets[1]
+
+
 def is_formula(text: str) -> bool:
     """Return True if the text between two delimiters is probably a formula.
 
@@ -81,7 +160,7 @@ def is_formula(text: str) -> bool:
     [True, True, True, False, False, True]
     """
     text = text.strip()
-    words = re.findall(r"[^\W\d_]{3,}", _NAMES.sub(" ", text))
+    words = re.findall(r"[^\W\d_]{3,}|[\u2e80-\ud7ff]", _NAMES.sub(" ", text))
     if _IS_CLEAR.search(text):
         return len(words) < 4
     return bool(_IS_POSSIBLE.search(text)) and not words
@@ -100,7 +179,9 @@ def _read_inline(state: StateInline, silent: bool) -> bool:
     before, after = source[max(0, start - 1) : start], source[closed + len(end) : closed + len(end) + 1]
     if closed < 0 or before == "\\" or not is_formula(text):
         return False
-    if mark == "$" and (text != text.strip() or "\n" in text or "`" in text or text.endswith("\\")):
+    if "`" in text or (mark == "$" and ("\n" in text or text.endswith("\\"))):
+        return False
+    if mark == "$" and text != text.strip() and not _NAMES.search(text):
         return False
     if mark == "\\[" and text.strip().isalnum():
         return False  # `\[1\]` is a bracket that should not be a link
@@ -109,6 +190,7 @@ def _read_inline(state: StateInline, silent: bool) -> bool:
     if not silent:
         token = state.push("formula", "", 0)
         token.content, token.markup, token.info = text, mark, source[start : closed + len(end)]
+        token.meta = {"at": start}
     state.pos = closed + len(end)
     return True
 
@@ -131,6 +213,7 @@ def _read_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     if not silent:
         token = state.push("formula", "", 0)
         token.block, token.map, token.content, token.info = True, [start, line + 1], written[2:-2], written
+        token.markup = mark
     state.line = line + 1
     return True
 
@@ -139,6 +222,6 @@ def _rendered(token: Token) -> str:
     is_block = token.block or token.markup in ("$$", "\\[")
     made = to_mathml(token.content.strip(), is_block)
     if made is None:
-        source = "<br>\n".join(map(escape, token.info.split("\n")))
+        source = "<br>\n".join(map(escape, shown(token).split("\n")))
         return f"<p>{source}</p>\n" if token.block else source
     return f'<div class="formula" tabindex="0">{made}</div>\n' if token.block else made
