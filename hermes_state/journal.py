@@ -73,7 +73,7 @@ from hermes_state.values import (
 
 
 class InboxMoved(StateError):
-    """A row that the new turn should claim was withdrawn or dropped."""
+    """A row that the new turn should claim was withdrawn or dropped, or was prepared for another conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,8 @@ def start_turn(
 def store_part(db: Connection, chat_id: ChatId, row: InboxRow, part: Document, now: Millis) -> MessageId:
     """Store a part of a long document that the model does not see, but can search and open.
 
-    Each part has its own transaction, because indexing takes time. `start_turn` makes it a part of its message.
+    Each part has its own transaction, because indexing takes time. `start_turn` makes it a part of its message. Until
+    then, no search finds it.
     """
     new = NewMessage(
         role=MessageRole.USER,
@@ -140,12 +141,20 @@ def store_part(db: Connection, chat_id: ChatId, row: InboxRow, part: Document, n
     return append_part(db, ensure_active(db, chat_id, now).id, new, row.sent_at)
 
 
+_UNBOUND = """FROM messages WHERE seq < 0 AND indexed = 1 AND replaces_id IS NULL AND session_id IN (
+  SELECT v.id FROM chats c JOIN sessions s ON s.id = c.active_session_id
+  JOIN sessions v ON v.id IN (s.id, s.parent_session_id) WHERE c.id = ?)"""
+
+
+def has_unbound_parts(db: Connection, chat_id: ChatId) -> bool:
+    """Return True if parts are stored whose message never began a turn: after a crash, or if it was withdrawn."""
+    return scalar_or_none(db, int, f"SELECT 1 {_UNBOUND} LIMIT 1", (chat_id,)) is not None
+
+
 @locks(chat="chat_id")
 def remove_unbound_parts(db: Connection, chat_id: ChatId) -> None:
-    """Delete parts of messages whose turn was never started, because of a crash or because they were withdrawn."""
-    query = """DELETE FROM messages WHERE session_id = (SELECT active_session_id FROM chats WHERE id = ?)
-    AND seq < 0 AND indexed = 1 AND replaces_id IS NULL"""
-    db.execute(query, (chat_id,))
+    """Delete parts whose message never began a turn. The caller must not be preparing a message of the chat."""
+    db.execute(f"DELETE {_UNBOUND}", (chat_id,))
 
 
 def start_at_once(
@@ -235,9 +244,11 @@ def _store_human_row(
 ) -> None:
     said = _human_row(db, row, turn_id, ready.body)
     message_id = append_to_tip(db, lineage_id, said, row.sent_at, ", last_human_at = ?", now).id
-    bound = [(message_id, part) for part in ready.parts]
-    if bound:
-        db.executemany("UPDATE messages SET replaces_id = ? WHERE id = ?", bound)
+    if ready.parts:
+        ours = f"lineage_id = ? AND id IN ({', '.join('?' * len(ready.parts))})"
+        bound = db.execute(f"UPDATE messages SET replaces_id = ? WHERE {ours}", (message_id, lineage_id, *ready.parts))
+        if bound.rowcount != len(ready.parts):
+            raise InboxMoved(f"chat {row.chat_id}: parts of a document belong to an earlier conversation")
     quote = row.payload.quote
     quoted = quote.message_ref if quote is not None and not quote.is_from_bot else ""
     for part, ref in enumerate((row.message_ref, quoted) if row.kind is InboxKind.MESSAGE else ()):

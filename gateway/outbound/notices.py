@@ -20,7 +20,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
 from hermes_state.transcripts import View
-from hermes_state.values import Button, ChatId, Clock, ConversationRef, Millis, UserRef
+from hermes_state.values import Button, ChatId, Clock, ConversationRef, EndReason, Millis, UserRef
 
 ACCURACY_FROM = 2
 """Number of compressions after which the first accuracy notice is sent. A summary of a summary loses details."""
@@ -150,6 +150,16 @@ def _reply(conversation: ConversationRef, sentence: str, what: str, which: str) 
 
 
 # ---- background commands
+
+
+@locks(chat="chat_id")
+def tell_expired(db: Connection, chat_id: ChatId, now: Millis) -> None:
+    """If the chat's last conversation has expired, tell the chat once why it gets a new one."""
+    last = load_active(db, chat_id)
+    if last is not None and last.end_reason is EndReason.EXPIRED:
+        text = "Your last conversation was idle for a long time, so this is a new one. "
+        text, key = text + f"To go back, send `/resume {last.short_key}`.", f"expired:{last.id}:{last.version}"
+        outbox.enqueue(db, Reply(chat_id=chat_id, markdown=text, dedupe_key=key), now)
 
 
 async def tell_background_end(

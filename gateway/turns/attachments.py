@@ -20,6 +20,7 @@ from agent.tools.files.workspace import WorkspaceHandle, WorkspaceStore
 from gateway.config import LoadedConfig
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
+from gateway.outbound.notices import tell_expired
 from gateway.turns import file_kinds
 from gateway.turns.file_kinds import RECORDINGS, AttachmentError
 from gateway.turns.transcription import TranscriptionHandler
@@ -132,19 +133,18 @@ class AttachmentHandler:
             return {}
         chat = await self.store.read(load_chat, chat_id)
         prepared: dict[InboxId, PreparedMessage] = {}
-        is_whole, has_parts = True, False
+        is_whole = True
         for row in rows:
             if not row.payload.attachments:
                 continue
             gathered = await self._gather(chat, row)
             is_useful = gathered.is_useful_in(row)
+            if gathered.parts:  # storing them begins a new conversation if the last one has expired
+                await self.store.write(tell_expired, chat_id, self.clock.now())
             if gathered.refusals or gathered.hints:
                 await self.store.write(_notify_sender, row, gathered, not is_useful, self.clock.now())
                 self.delivery.wake(chat_id)
             is_whole = is_whole and is_useful
-            if gathered.parts and not has_parts:
-                await self.store.write(journal.remove_unbound_parts, chat_id)
-                has_parts = True
             parts = [
                 await self.store.write(journal.store_part, chat_id, row, part, self.clock.now())
                 for part in gathered.parts

@@ -15,6 +15,7 @@ import structlog
 
 from gateway.access.permissions import AccessControl
 from gateway.models.selection import Runtime
+from gateway.outbound.notices import tell_expired
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.ownership import Ownership
 from gateway.turns.runner import MAX_RESTARTS, ActiveTurn, TurnRunner
@@ -25,12 +26,11 @@ from hermes_state.errors import StateError, StoreBroken
 from hermes_state.inbox import InboxKind, InboxMode, InboxRow, InboxState
 from hermes_state.journal import InboxMoved, PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, find_open_turn, find_unended, let_go, take_up
-from hermes_state.values import ChatId, ChatKey, Clock, EndReason, InboxId, InputKind, Millis, TurnId, UserRef
+from hermes_state.values import ChatId, ChatKey, Clock, InboxId, InputKind, Millis, TurnId, UserRef
 
 log = structlog.get_logger()
 
@@ -94,12 +94,14 @@ class Lane:
 
     async def _step(self) -> bool:
         """Do the next piece of work. Return False if no work is left."""
-        turn, rows = await self._lanes.store.read_short(_load_work, self._chat_id)
+        turn, rows, has_remains = await self._lanes.store.read_short(_load_work, self._chat_id)
         if turn is not None and turn.is_waiting:
             return False  # the turn stays open, and the approval decision opens a new lane
         if turn is not None:
             await self._resume(turn)
             return True
+        if has_remains:
+            await self._lanes.store.write(journal.remove_unbound_parts, self._chat_id)
         if self._crashes >= 3:
             await self._dead_letter(rows)
             return True
@@ -146,7 +148,6 @@ class Lane:
                 work = (self._chat_id, ids, prepared, lanes.clock.now())
                 turn = await lanes.store.write(_start_turn, *work, lanes.access)
             except InboxMoved:  # a message was withdrawn in the meantime, so read the rows again
-                await lanes.store.write(journal.remove_unbound_parts, self._chat_id)
                 return
             await self._execute(turn)
 
@@ -398,22 +399,19 @@ def _start_turn(
     now: Millis,
     access: AccessControl,
 ) -> RunningTurn:
-    """Open a turn. If the last conversation has expired, tell the chat why it has a new conversation."""
-    last = load_active(db, chat_id)
-    if last is not None and last.end_reason is EndReason.EXPIRED:
-        text = "Your last conversation was idle for a long time, so this is a new one. "
-        text, key = text + f"To go back, send `/resume {last.short_key}`.", f"expired:{last.id}:{last.version}"
-        outbox.enqueue(db, Reply(chat_id=chat_id, markdown=text, dedupe_key=key), now)
+    tell_expired(db, chat_id, now)
     shows_talk = access.hears_somewhere and access.hears(replace(load_chat(db, chat_id).key, user_ref=""))
     return journal.start_turn(db, chat_id, inbox_ids, prepared, now, shows_talk=shows_talk)
 
 
-def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow]]:
+def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow], bool]:
+    """Return the open turn or the waiting rows, and True if a message that never began a turn has left parts."""
     turn = find_open_turn(db, chat_id)
     rows = inbox.load_waiting(db, chat_id) if turn is None else []
     scheduled = {row.id for row in rows if row.payload.via is InputKind.SCHEDULED}
     held = scheduled if scheduled and is_unreachable(db, chat_id) else ()
-    return turn, [row for row in rows if not row.runs_at_once and row.id not in held]
+    has_remains = turn is None and journal.has_unbound_parts(db, chat_id)
+    return turn, [row for row in rows if not row.runs_at_once and row.id not in held], has_remains
 
 
 def next_burst(rows: Sequence[InboxRow], *, merge_ms: int) -> list[InboxRow]:

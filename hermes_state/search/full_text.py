@@ -94,12 +94,12 @@ def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: 
     scores = dict(hits)
     if not scores:
         return []
-    # Ids grow with time, so the limit can be applied before `since`.
+    # Ids grow with time, so the limit can be applied before `since`. A part of a document needs a message.
     query = f"""SELECT m.id AS message_id, m.session_id, s.key AS session_key, m.lineage_id,
       {LINEAGE_KEY} AS lineage_key, m.chat_id, {columns(ChatKey, "c", "chat")}, m.role, m.origin, m.sender_name,
       m.created_at, coalesce(m.text, '') AS text, m.body
     FROM messages m JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id
-    WHERE m.created_at >= ? AND m.id IN ({", ".join("?" * len(scores))})"""
+    WHERE m.created_at >= ? AND (m.seq > 0 OR m.replaces_id IS NOT NULL) AND m.id IN ({", ".join("?" * len(scores))})"""
     rows = {int(row.message_id): row for row in select(matches.db, FoundMessage, query, (matches.since or 0, *scores))}
     return [
         msgspec.structs.replace(row, score=score, snippet=_snippet(searched_text(row.text, row.body), wanted))

@@ -11,14 +11,18 @@ import pytest
 
 from agent.settings import WorkspaceSettings
 from agent.tools.files.workspace import WorkspaceStore
+from gateway.schedules import expire_idle
 from gateway.turns.attachments import MAX_TEXT_CHARS, PART_CHARS
 from hermes_state.admin.lineage_queries import find_place
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.search.full_text import search
+from hermes_state.sessions import reset
 from hermes_state.transcripts import NewMessage, append_part
 from hermes_state.values import (
     AttachmentKind,
+    ChatId,
     Document,
     IncomingAttachment,
     MessageRole,
@@ -27,7 +31,8 @@ from hermes_state.values import (
     SessionId,
 )
 from platforms.base import AdapterState
-from tests.gateway.helpers import DIRECT, Serve, TestGateway, eventually
+from tests.clocks import TurnedClock
+from tests.gateway.helpers import DIRECT, Serve, TestGateway, chat, eventually, hanging
 from tests.pictures import picture
 
 PNG = picture()
@@ -412,3 +417,50 @@ async def test_parts_left_by_a_crash_are_replaced(gateway: TestGateway) -> None:
     assert lost not in [part for part, _ in parts]
     place = await gateway.store.read(find_place, f"m{parts[0][0]}")
     assert place.message_id == owners[0][0]
+
+
+LONG = b"badger " * (MAX_TEXT_CHARS + PART_CHARS)
+
+
+async def test_parts_of_a_message_that_never_began_a_turn_are_not_found_and_removed(gateway: TestGateway) -> None:
+    await send(gateway, file(), b"short")
+    new = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="badger")
+    await gateway.store.write(append_part, SessionId(1), new, Millis(1))
+    assert await gateway.store.read(search, "badger") == []
+    await gateway.tell("the next turn removes them")
+    await gateway.until_rows("SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM messages WHERE seq < 0)")
+
+
+async def test_a_message_withdrawn_while_it_waits_for_a_slot_leaves_no_parts(serve: Serve) -> None:
+    async with serve(sessions={"max_turns": 1}) as gateway:
+        hang = await hanging(gateway, chat=chat(2))
+        gateway.adapter.files["a.txt"] = LONG
+        message = await gateway.say("look", files=[file()])
+        await gateway.until_rows("SELECT 1 FROM messages WHERE seq = -2")
+        await gateway.delete(message)
+        hang.release()
+        await gateway.until_rows("SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM messages WHERE seq < 0)")
+
+
+async def test_a_long_document_after_the_idle_reset_belongs_to_the_new_conversation(serve: Serve) -> None:
+    async with serve(sessions={"idle_reset_hours": 2}) as gateway:
+        await gateway.ask("before")
+        await expire_idle(replace(gateway.lanes, clock=TurnedClock(3 * 3_600_000)))
+        await send(gateway, file(), LONG)
+        assert [text for text in gateway.adapter.texts() if text.startswith("Your last conversation was idle")]
+        query = "SELECT DISTINCT lineage_id FROM messages WHERE seq < 0 OR (origin = 'human' AND lineage_id > 1)"
+        assert await gateway.rows(query) == [(2,)]
+
+
+async def test_a_document_prepared_for_an_earlier_conversation_is_read_again(serve: Serve) -> None:
+    async with serve(sessions={"max_turns": 1}) as gateway:
+        await gateway.ask("before")
+        hang = await hanging(gateway, chat=chat(2))
+        gateway.adapter.files["a.txt"] = LONG
+        await gateway.say("look", files=[file()])
+        await gateway.until_rows("SELECT 1 FROM messages WHERE seq = -2")
+        await gateway.store.write(reset, ChatId(1), gateway.clock.now())
+        hang.release()
+        await gateway.quiet()
+        bound = "SELECT DISTINCT p.lineage_id, m.lineage_id FROM messages p JOIN messages m ON m.id = p.replaces_id"
+        assert await gateway.rows(bound) == [(3, 3)]
