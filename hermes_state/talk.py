@@ -5,6 +5,7 @@ They never start a turn. The next turn copies the newest ones into its transcrip
 its chat's `talk_seen_id` past them in the same transaction.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import astuple, replace
 
@@ -53,6 +54,10 @@ class _StoredTalk(msgspec.Struct, frozen=True, kw_only=True):
     sent_at: Millis
 
 
+_MARKS = re.compile(
+    r"((?:\((?:in reply to|forwarded from) .*\)(?:\n|\Z))*)(?s:.*?)((?:^\(file: .*\)\n?)*)\Z", re.MULTILINE
+)
+"""The lines that intake adds before and after the words of a message."""
 _COLUMNS = columns(_StoredTalk, "t")
 _OF_GROUP = """JOIN chats g ON g.platform = c.platform AND g.account = c.account AND g.chat_ref = c.chat_ref
   AND g.thread_ref = c.thread_ref AND g.user_ref = ''"""
@@ -64,9 +69,10 @@ def keep(db: Connection, chat_id: ChatId, message: InboundMessage | EditEvent, t
     query = """INSERT INTO talk (chat_id, message_ref, sender_ref, sender_name, has_access, text, sent_at)
     SELECT id, ?, ?, ?, ?, ?, ? FROM chats WHERE id = ? AND coalesce(hears, 1) = 1
     ON CONFLICT (chat_id, message_ref) DO NOTHING"""
-    if db.execute(query, (*values, both_ends(text, MAX_CHARACTERS), message.sent_at, chat_id)).rowcount:
-        surplus = "SELECT id FROM talk WHERE chat_id = ? ORDER BY id DESC LIMIT 1 OFFSET ?"
-        db.execute(f"DELETE FROM talk WHERE chat_id = ? AND id <= ({surplus})", (chat_id, chat_id, MAX_KEPT))
+    db.execute(query, (*values, both_ends(text, MAX_CHARACTERS), message.sent_at, chat_id))
+    # Asking whether the row is new would cost a round trip to a database server.
+    surplus = "SELECT id FROM talk WHERE chat_id = ? ORDER BY id DESC LIMIT 1 OFFSET ?"
+    db.execute(f"DELETE FROM talk WHERE chat_id = ? AND id <= ({surplus})", (chat_id, chat_id, MAX_KEPT))
 
 
 def show(db: Connection, chat_id: ChatId, lineage_id: LineageId, turn_id: TurnId, now: Millis) -> None:
@@ -112,8 +118,11 @@ def apply_edit(db: Connection, edit: EditEvent, cursor: Cursor | None) -> bool:
     seen = f"SELECT max(c.talk_seen_id) FROM chats c {_OF_GROUP} WHERE g.id = ?"
     was_seen = scalar(db, int, seen, (row.chat_id,)) >= row.id
     is_change = was_seen or row.text.startswith(inbox.EDIT_PREFIX)
-    text = both_ends(inbox.EDIT_PREFIX * is_change + edit.text, MAX_CHARACTERS)
-    if was_seen and edit.text != row.text and text != row.text:  # as a new row, it is not seen yet
+    head, files = _MARKS.findall(row.text.removeprefix(inbox.EDIT_PREFIX))[0]
+    words = edit.text.removeprefix(head).removesuffix(files)
+    said = "\n".join(filter(None, (head.strip("\n"), words.strip("\n"), files)))
+    text = both_ends(inbox.EDIT_PREFIX * is_change + said, MAX_CHARACTERS)
+    if was_seen and row.text not in (text, both_ends(said, MAX_CHARACTERS)):  # as a new row, it is not seen yet
         remove(db, row.chat_id, edit.message_ref)
         keep(db, row.chat_id, edit, text, has_access=row.has_access)
     elif not was_seen:

@@ -1,13 +1,17 @@
 """The talk between mentions: bounded rows that a turn shows once."""
 
+import asyncio
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
 from hermes_state import journal, talk
 from hermes_state.chats import ensure_chat
 from hermes_state.inbox import EDIT_PREFIX
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, ChatKey, ChatKind, EditEvent, InboundMessage, Millis, Sender
 from tests.hermes_state.rows import START, received
 
@@ -99,6 +103,35 @@ def test_an_edit_replaces_the_text_or_is_shown_as_a_change(db: Connection, group
     assert not edit("after the deletion")
 
 
+HEAD, TAIL = "(in reply to Bob: lunch?)\n(forwarded from Eve)\n", "\n(file: menu.pdf)"
+
+
+@pytest.mark.parametrize(
+    ("stored", "new", "text"),
+    [
+        (f"{HEAD}at noon{TAIL}", "at one", f"{HEAD}at one{TAIL}"),
+        ("(file: menu.pdf)", "the menu", "the menu\n(file: menu.pdf)"),
+        (f"{HEAD}at noon{TAIL}", "at noon", None),
+        ("x" * 2_000 + TAIL, "x" * 2_000, None),
+        ("I read\n(file: x)", "I read\n(file: x)", None),
+    ],
+    ids=["all marks", "caption added", "unchanged", "long and unchanged", "looks like a mark"],
+)
+def test_an_edit_keeps_what_the_message_answers_and_contains(
+    db: Connection, group: ChatId, stored: str, new: str, text: str | None
+) -> None:
+    change = EditEvent(event_ref="e", chat=GROUP, sender=ANN, text=new, message_ref="1", sent_at=START)
+    say(db, group, 1, stored)
+    before = kept(db)
+    assert talk.apply_edit(db, change, None)
+    assert kept(db) == ([text] if text else before)
+    db.execute("DELETE FROM talk")
+    say(db, group, 1, stored)
+    shown(db, group, 1)
+    assert talk.apply_edit(db, change, None)
+    assert shown(db, group, 2) == ([f"{EDIT_PREFIX}{text}"] if text else [])
+
+
 def test_switching_off_removes_the_talk_and_keeps_late_messages_out(db: Connection, group: ChatId) -> None:
     say(db, group, 1)
     assert talk.must_tell(db, group, START)
@@ -113,3 +146,19 @@ def test_switching_off_removes_the_talk_and_keeps_late_messages_out(db: Connecti
     assert kept(db) == ["message 3"]
     assert talk.load_hearing(db) == {GROUP: True}
     assert not talk.must_tell(db, group, START), "the command has told the group"
+
+
+async def test_a_turn_of_one_person_misses_no_talk_of_the_same_moment(store: Store) -> None:
+    @locks(chat="key")
+    def hear(db: Connection, key: ChatKey, number: int) -> list[str]:
+        say(db, ensure_chat(db, key, ChatKind.GROUP, None, START), number)
+        return []
+
+    @locks(chat="key")
+    def ask(db: Connection, key: ChatKey, number: int) -> list[str]:
+        return shown(db, ensure_chat(db, key, ChatKind.GROUP, None, START), number)
+
+    person = replace(GROUP, user_ref="7")
+    calls = [store.write(ask, person, n) if n % 3 == 0 else store.write(hear, GROUP, n) for n in range(60)]
+    found = [*await asyncio.gather(*calls), await store.write(ask, person, 60)]
+    assert sorted(chain.from_iterable(found)) == sorted(f"message {n}" for n in range(60) if n % 3)
