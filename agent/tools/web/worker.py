@@ -27,6 +27,9 @@ _MEANT: Final = {
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
 }
 _NONE: Final = ("utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined")
+_MAX_MEMORY: Final = 240 << 20
+_FULL_KB: Final = 235 << 10
+"""Peak memory of a process that has probably reached `_MAX_MEMORY`."""
 _HEAD: Final = ("title", "script", "style", "template", "textarea", "meta", "link", "base", "noscript")
 """HTML elements whose content is not part of the page's text."""
 
@@ -35,8 +38,8 @@ def main(kind: str, charset: str, url: str, max_characters: int) -> int:
     """Write the text of the page to standard output. Return the exit code."""
     if kind != "text":
         import_module("trafilatura")  # before the limits, because the first import writes compiled modules
-    # Limits for memory, CPU seconds and file size.
-    for bound, most in ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 20), (resource.RLIMIT_FSIZE, 0)):
+    memory = ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_DATA, _MAX_MEMORY))
+    for bound, most in (*memory, (resource.RLIMIT_CPU, 20), (resource.RLIMIT_FSIZE, 0)):
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some limits
             resource.setrlimit(bound, (most, most))
     try:
@@ -47,6 +50,8 @@ def main(kind: str, charset: str, url: str, max_characters: int) -> int:
         title = ""
         if kind == "html" or (not kind and text.lstrip()[:1] == "<"):
             title, text = extracted(text, url)
+            if sys.platform == "linux" and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _FULL_KB:
+                return 4  # the parser leaves out content without an error when memory runs out
         result = {"title": title[:300], "text": text[:max_characters], "length": len(text)}
         sys.stdout.buffer.write(json.dumps(result).encode())
     except MemoryError:

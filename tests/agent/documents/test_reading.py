@@ -108,6 +108,8 @@ ENCRYPTED = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600) + "EncryptedPackage
         (HUNGRY, "too much memory or time"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "from before 2007"),
         (ENCRYPTED, "protected with a password"),
+        (b"<html><body>" + b"<b>x</b>" * 40_000, "too much memory or time"),
+        (b"<html><body>" + b"<p>some words of a page</p>" * 350_000, "too much memory or time"),
     ],
     ids=[
         "empty",
@@ -122,6 +124,8 @@ ENCRYPTED = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600) + "EncryptedPackage
         "huge paragraph",
         "old",
         "encrypted",
+        "html bomb",
+        "huge page",
     ],
 )
 async def test_an_unreadable_document_gets_one_sentence(tmp_path: Path, data: bytes, reason: str) -> None:
