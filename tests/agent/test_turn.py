@@ -14,7 +14,7 @@ from agent.model.base import ChatModel
 from agent.prompt import PromptBuilder
 from agent.tool_calls import OUTCOME_UNKNOWN
 from agent.tools.recall import recall_tools
-from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from agent.tools.registry import Step, Tool, ToolContext, ToolRegistry
 from agent.turn import CUT_OFF, ROUNDS_USED_UP, Agent
 from hermes_state import journal
 from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailable, ToolError
@@ -341,6 +341,17 @@ async def test_a_turn_cancelled_at_any_step_resumes_without_duplicates(chat: Cha
     assert [name for name, _ in shop.ran].count("write") <= 1
     said = await chat.said(turn)
     assert (len(tool_texts(said)), len(said)) == (2, 4)
+
+
+async def test_the_step_of_a_cancelled_call_ends(chat: Chat, shop: Workshop) -> None:
+    steps, agent = list[Step](), shop.agent()
+    shop.gate.clear()
+    turn = await chat.start('[[tool:read {"n": 1}]]')
+    running = asyncio.create_task(agent.agent.run(turn, Sink().show, agent.model, None, on_step=steps.append))
+    await shop.entered.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    assert [step.state for step in steps] == [ToolRunState.STARTED, ToolRunState.UNKNOWN]
 
 
 async def test_a_stopped_turn_ends_without_an_answer(chat: Chat, shop: Workshop) -> None:

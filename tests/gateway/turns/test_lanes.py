@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -14,8 +16,9 @@ from hermes_state import journal
 from hermes_state.aio import Backoff
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
+from hermes_state.talk import switch
 from hermes_state.turns import take_up
-from hermes_state.values import AttachmentKind, IncomingAttachment, Origin, ToolEffect
+from hermes_state.values import AttachmentKind, ChatKind, IncomingAttachment, Origin, ToolEffect
 from tests.databases import place_of
 from tests.gateway.helpers import (
     BOB,
@@ -32,6 +35,7 @@ from tests.gateway.helpers import (
     answer,
     calls,
     chat,
+    config_of,
     eventually,
     hanging,
     settled,
@@ -97,6 +101,17 @@ async def test_a_turn_stopped_while_waiting_for_a_slot_calls_no_model(serve: Ser
         assert await gateway.replies(1, chat(2)) == ["finally"]
         assert await gateway.ask("and now?", chat=chat(1)) == "echo: q | and now?"
         assert gateway.model.heard == [["q"], ["long"], ["q", "and now?"]]
+
+
+async def test_talk_of_a_group_that_switched_it_off_is_not_shown(serve: Serve) -> None:
+    async with serve(groups={"context": "on"}) as gateway:
+        await gateway.say("said before", chat=GROUP, is_addressed=False)
+        other = replace(GROUP, chat_ref="-200")
+        await gateway.store.write(partial(switch, is_on=True), other, ChatKind.GROUP, gateway.clock.now())
+        gateway.configure(config_of(groups={"context": "off"}))
+        await gateway.access.load()
+        assert await gateway.ask("and now?", chat=GROUP) == "echo: and now?"
+        assert [row.text for row in gateway.model.requests[0].transcript] == ["and now?"]
 
 
 # ---- stop

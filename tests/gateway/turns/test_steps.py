@@ -31,7 +31,7 @@ async def line_of(*steps: Step, level: StepLevel = "short") -> str:
     return await line.text()
 
 
-DONE = ToolRunState.DONE
+DONE, CANCELLED = ToolRunState.DONE, ToolRunState.UNKNOWN
 SEARCHES = [
     replace(step(number), words=StepWords(doing="Searching the web for", did="searched the web"), state=DONE)
     for number in (2, 3)
@@ -47,6 +47,7 @@ SEARCHES = [
         pytest.param("short", [step(about="")], "Reading · 0 s", id="nothing to name"),
         pytest.param("short", [step(about="a\u202e\n" + "b" * 90)], f"Reading `a {'b' * 57}…` · 0 s", id="long"),
         pytest.param("off", [step()], "", id="off"),
+        pytest.param("short", [step(), step(state=CANCELLED)], "read files · 0 s", id="cancelled"),
         pytest.param("full", [step(state=DONE), step(2)], None, id="full"),
         pytest.param("short", [], "", id="no tools"),
     ],
