@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 import orjson
 
-from agent.context.excerpt import Redact, said
+from agent.context.excerpt import Redact, said, speaker_name
 from agent.model.base import ToolSchema
 from gateway.operator.search_advice import search_advice
 from gateway.operator.why import load_explained
@@ -39,7 +39,7 @@ from hermes_state.sessions import Conversation, Session, list_conversations, loa
 from hermes_state.store.segment import INDEXED_CHARACTERS, searched_text
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.text import shortened
+from hermes_state.text import enclosed, shortened
 from hermes_state.transcripts import load_hidden, load_messages, load_messages_after
 from hermes_state.values import (
     ChatId,
@@ -289,6 +289,9 @@ class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
         text, reasoning = row.text or "", row.body.reasoning
         if row.role is MessageRole.USER:
             text = "\n".join(filter(None, said(row)))
+        if row.origin is Origin.TALK:
+            by = speaker_name(row.sender_name).replace('"', "'")
+            text = f'<quoted_message from="{by}">\n{enclosed("quoted_message", text)}\n</quoted_message>'
         is_json = row.role is MessageRole.TOOL and text.lstrip().startswith(("{", "["))
         thought = "" if reasoning is None else "\n\n".join(thoughts(reasoning.blocks))
         return FullMessage(

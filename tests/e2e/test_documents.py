@@ -3,9 +3,8 @@
 import base64
 import re
 
-import pytest
-
 from tests.documents import docx, pdf, pptx, xlsx
+from tests.e2e.chats import Chat
 from tests.e2e.protocols import prompt_of
 from tests.e2e.world import World
 
@@ -17,24 +16,29 @@ async def send(world: World, name: str, data: bytes, caption: str = "read this")
     await world.say("", media="document", caption=caption, **file)
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "text"),
-    [
-        ("a.pdf", pdf("rent is 500"), "[page 1 of 1]\nrent is 500"),
-        ("a.docx", docx("<w:p><w:r><w:t>rent is 500</w:t></w:r></w:p>"), "[page 1]\nrent is 500"),
-        ("a.xlsx", xlsx(("Rent", "<row><c><v>500</v></c></row>")), "[sheet 1 of 1: Rent]\n500"),
-        ("a.pptx", pptx("rent is 500"), "[slide 1 of 1]\nrent is 500"),
-        ("a.html", b"<html><body><p>rent is 500</p></body></html>", "rent is 500"),
-        ("a.csv", b"rent,500\n", "rent,500"),
-    ],
-    ids=["pdf", "docx", "xlsx", "pptx", "html", "csv"],
-)
-async def test_a_document_is_text_for_the_model(world: World, name: str, data: bytes, text: str) -> None:
-    await world.gateway.start()
-    await send(world, name, data)
-    assert len(await world.replies(1)) == 1
-    assert f'<document name="{name}">\n{text}' in prompt_of((await world.asked(1))[0])[-1].text
-    assert await world.violations() == []
+KINDS = {
+    "a.pdf": (pdf("rent is 500"), "[page 1 of 1]\nrent is 500"),
+    "a.docx": (docx("<w:p><w:r><w:t>rent is 500</w:t></w:r></w:p>"), "[page 1]\nrent is 500"),
+    "a.xlsx": (xlsx(("Rent", "<row><c><v>500</v></c></row>")), "[sheet 1 of 1: Rent]\n500"),
+    "a.pptx": (pptx("rent is 500"), "[slide 1 of 1]\nrent is 500"),
+    "a.html": (b"<html><body><p>rent is 500</p></body></html>", "rent is 500"),
+    "a.csv": (b"rent,500\n", "rent,500"),
+}
+
+
+async def test_documents_are_text_for_the_model(chat: Chat) -> None:
+    await chat.start()
+    for number, (name, (data, text)) in enumerate(KINDS.items(), start=1):
+        await chat.send_file(f"read {number};", name, "application/octet-stream", data)
+        await chat.until(f"read {number};")
+        assert f'<document name="{name}">\n{text}' in prompt_of((await chat.world.asked(number))[-1])[-1].text
+    await chat.world.script(match="read the book;", text="It is read.", times=1)
+    await chat.send_file("read the book;", "book.pdf", "application/pdf", LONG)
+    await chat.until("“book.pdf” is long, so I read the first .* and can search the rest")
+    await chat.until("It is read")
+    [(part,)] = chat.world.query("SELECT id FROM messages WHERE body LIKE '%badger250 %'")
+    await chat.ask('find [[tool:history_search {"query": "badger250"}]]', f"m{part}")
+    assert await chat.world.violations() == []
 
 
 async def test_a_long_document_is_stored_whole_shown_in_part_and_searchable(world: World) -> None:

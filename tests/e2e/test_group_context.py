@@ -1,6 +1,8 @@
 """The talk between mentions: what people say to each other in a group reaches the next turn as one untrusted quote."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -129,7 +131,7 @@ async def test_a_kill_loses_nothing_and_shows_nothing_twice(world: World) -> Non
     ]
 
 
-async def test_what_was_said_is_found_by_the_search(world: World) -> None:
+async def test_what_was_said_is_found_by_the_search_and_exported_as_a_quote(world: World, tmp_path: Path) -> None:
     await world.gateway.start(**ON)
     await talk(world, "the caterpillar arrives on Tuesday", 77)
     await heard(world, "the caterpillar arrives on Tuesday")
@@ -137,6 +139,13 @@ async def test_what_was_said_is_found_by_the_search(world: World) -> None:
     code, found = await world.command_line("search", "caterpillar")
     assert code == 0
     assert "caterpillar" in found
+    exported = tmp_path / "said.jsonl"
+    code, output = await world.command_line("trajectories", "export", str(exported))
+    assert code == 0, output
+    asked = next(turn for turn in json.loads(exported.read_bytes())["conversations"] if turn["from"] == "human")
+    quote = '<quoted_message from="Person 77">\nthe caterpillar arrives on Tuesday\n(note: the writer has no access'
+    assert asked["value"].startswith(quote)
+    assert asked["value"].endswith("</quoted_message>\nand now?")
 
 
 async def test_a_stranger_who_mentions_the_bot_gets_one_private_hint_a_day(world: World) -> None:
