@@ -12,7 +12,7 @@ from yarl import URL
 
 from gateway.console.handler import PAGES
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
-from tests.e2e.world import World
+from tests.e2e.world import GROUP, World
 
 HOSTILE = '<img src=x onerror=alert(1)>"><script>alert(2)</script>'
 
@@ -130,6 +130,20 @@ async def test_a_chat_of_another_person_is_read_with_a_record(world: World, owne
     assert "No chat matches" in await owner.read("chats?words=nowhere")
     status, text = await owner.send("GET", "/console/transcript/content?chat=telegram:7")
     assert (status, "No chat, session or message" in text) == (409, True)
+
+
+async def test_what_was_said_in_a_group_has_the_name_of_its_writer(world: World, owner: Visitor) -> None:
+    since = len(world.gateway.log_bytes())
+    await world.ask_in_group("/groupcontext@lab_gateway_bot on", "I read and store", user_id=1)
+    await world.gateway.wait_for_log("access.loaded", since=since)
+    await world.say_in_group("lunch at noon?", user_id=77, first_name="Ben")
+    await world.until_rows("SELECT text FROM talk", ("lunch at noon?",))
+    await world.say_in_group("@lab_gateway_bot when?", first_name="Ann")
+    await world.until_rows("SELECT state FROM turns", ("finished",))
+    shown = await owner.read(f"transcript?chat=telegram:{GROUP}")
+    assert re.findall(r"<b>(Ann|Ben)</b>.*?(overheard)?</span>", shown) == [("Ben", "overheard"), ("Ann", "")]
+    for page in ("message?id=m1", "search?words=noon&all=1"):
+        assert "Ben" in await owner.read(page)
 
 
 async def test_an_invited_person_has_a_chat_of_their_own_until_access_ends(world: World, owner: Visitor) -> None:

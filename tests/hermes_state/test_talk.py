@@ -1,17 +1,13 @@
 """The talk between mentions: bounded rows that a turn shows once."""
 
-import asyncio
 from dataclasses import replace
-from itertools import chain
 
 import pytest
 
 from hermes_state import journal, talk
 from hermes_state.chats import ensure_chat
 from hermes_state.inbox import EDIT_PREFIX
-from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
-from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, ChatKey, ChatKind, EditEvent, InboundMessage, Millis, Sender
 from tests.hermes_state.rows import START, received
 
@@ -146,19 +142,3 @@ def test_switching_off_removes_the_talk_and_keeps_late_messages_out(db: Connecti
     assert kept(db) == ["message 3"]
     assert talk.load_hearing(db) == {GROUP: True}
     assert not talk.must_tell(db, group, START), "the command has told the group"
-
-
-async def test_a_turn_of_one_person_misses_no_talk_of_the_same_moment(store: Store) -> None:
-    @locks(chat="key")
-    def hear(db: Connection, key: ChatKey, number: int) -> list[str]:
-        say(db, ensure_chat(db, key, ChatKind.GROUP, None, START), number)
-        return []
-
-    @locks(chat="key")
-    def ask(db: Connection, key: ChatKey, number: int) -> list[str]:
-        return shown(db, ensure_chat(db, key, ChatKind.GROUP, None, START), number)
-
-    person = replace(GROUP, user_ref="7")
-    calls = [store.write(ask, person, n) if n % 3 == 0 else store.write(hear, GROUP, n) for n in range(60)]
-    found = [*await asyncio.gather(*calls), await store.write(ask, person, 60)]
-    assert sorted(chain.from_iterable(found)) == sorted(f"message {n}" for n in range(60) if n % 3)

@@ -357,10 +357,12 @@ NESTED: Mapping[str, Writer] = {
 
 
 def shared(db: Connection) -> State:
-    """A group with one chat per person, and a new id of the group that is already known."""
+    """A group with one chat per person and with talk that nobody has seen, and its new id, which is already known."""
     keys = [replace(GROUP, user_ref="1"), replace(GROUP, user_ref="2"), key_of("-77", user_ref="1")]
     chats = [ensure_chat(db, key, ChatKind.GROUP, None, START) for key in keys]
     exchange(db, chats[0], "one", "two")
+    group = ensure_chat(db, GROUP, ChatKind.GROUP, None, START)
+    talk.keep(db, group, say("lunch?", "talk", key=GROUP).message, "lunch?", has_access=True)
     take_account(db, CLAIM.account)
     waiting = [receive(db, chat_id, "again", ref=f"w{at}") for at, chat_id in enumerate(chats)]
     return State(chats=chats, waiting=waiting, owed=outbox.load_open(db, chats[0])[0])
@@ -380,6 +382,7 @@ SHARED: Mapping[str, Writer] = {
     "admit/old": lambda s, now: write(admit, say("more", "m1", key=replace(GROUP, user_ref="1")), now),
     "admit/new": lambda s, now: write(admit, say("more", "m2", key=key_of("-77", user_ref="1"), may_start=True), now),
     "admit/first": lambda s, now: write(admit, say("hi", "m3", key=key_of("-77", user_ref="3"), may_start=True), now),
+    "admit/talk": lambda s, now: write(admit, say("at noon", "noon", key=GROUP, is_talk=True), now),
     "begin_send": BUSY["begin_send"],
     "enqueue": lambda s, now: write(outbox.enqueue, Reply(chat_id=s.chats[0], markdown="hi", dedupe_key="hi"), now),
 }
