@@ -24,7 +24,7 @@ from hermes_state.models import ledger
 from hermes_state.outbox import OutboxKind, OutboxRow, RenderedReply, Reply
 from hermes_state.sessions import end_session, ensure_active, load_tip
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, insert_row, scalar_or_none, scalars
+from hermes_state.store.sql import Connection, insert_row, load_note, scalar_or_none, scalars
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import (
     EMPTY_BODY,
@@ -123,6 +123,10 @@ def start_turn(
     return load_running(db, turn_id)
 
 
+_PARTS_NOTE = "parts.{}"
+"""Key of the note with the id of a chat's first unbound part, because no index finds unbound parts."""
+
+
 @locks(chat="chat_id")
 def store_part(db: Connection, chat_id: ChatId, row: InboxRow, part: Document, now: Millis) -> MessageId:
     """Store a part of a long document that the model does not see, but can search and open.
@@ -138,23 +142,26 @@ def store_part(db: Connection, chat_id: ChatId, row: InboxRow, part: Document, n
         sender_ref=row.sender_ref,
         sender_name=row.sender_name,
     )
-    return append_part(db, ensure_active(db, chat_id, now).id, new, row.sent_at)
-
-
-_UNBOUND = """FROM messages WHERE seq < 0 AND indexed = 1 AND replaces_id IS NULL AND session_id IN (
-  SELECT v.id FROM chats c JOIN sessions s ON s.id = c.active_session_id
-  JOIN sessions v ON v.id IN (s.id, s.parent_session_id) WHERE c.id = ?)"""
+    part_id = append_part(db, ensure_active(db, chat_id, now).id, new, row.sent_at)
+    note = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
+    db.execute(note, (_PARTS_NOTE.format(chat_id), str(part_id)))
+    return part_id
 
 
 def has_unbound_parts(db: Connection, chat_id: ChatId) -> bool:
-    """Return True if parts are stored whose message never began a turn: after a crash, or if it was withdrawn."""
-    return scalar_or_none(db, int, f"SELECT 1 {_UNBOUND} LIMIT 1", (chat_id,)) is not None
+    """Return True if a message that never began a turn has left parts: after a crash, or if it was withdrawn."""
+    return load_note(db, _PARTS_NOTE.format(chat_id)) is not None
 
 
 @locks(chat="chat_id")
 def remove_unbound_parts(db: Connection, chat_id: ChatId) -> None:
     """Delete parts whose message never began a turn. The caller must not be preparing a message of the chat."""
-    db.execute(f"DELETE {_UNBOUND}", (chat_id,))
+    query = """DELETE FROM messages WHERE lineage_id IN (SELECT lineage_id FROM sessions WHERE chat_id = ?) AND id >= ?
+    AND seq < 0 AND indexed = 1 AND replaces_id IS NULL"""
+    key = _PARTS_NOTE.format(chat_id)
+    if (first := load_note(db, key)) is not None:
+        db.execute(query, (chat_id, int(first)))
+        db.execute("DELETE FROM meta WHERE key = ?", (key,))
 
 
 def start_at_once(
@@ -249,6 +256,7 @@ def _store_human_row(
         bound = db.execute(f"UPDATE messages SET replaces_id = ? WHERE {ours}", (message_id, lineage_id, *ready.parts))
         if bound.rowcount != len(ready.parts):
             raise InboxMoved(f"chat {row.chat_id}: parts of a document belong to an earlier conversation")
+        db.execute("DELETE FROM meta WHERE key = ?", (_PARTS_NOTE.format(row.chat_id),))
     quote = row.payload.quote
     quoted = quote.message_ref if quote is not None and not quote.is_from_bot else ""
     for part, ref in enumerate((row.message_ref, quoted) if row.kind is InboxKind.MESSAGE else ()):

@@ -13,26 +13,27 @@ from agent.settings import WorkspaceSettings
 from agent.tools.files.workspace import WorkspaceStore
 from gateway.schedules import expire_idle
 from gateway.turns.attachments import MAX_TEXT_CHARS, PART_CHARS
+from hermes_state import inbox, journal
 from hermes_state.admin.lineage_queries import find_place
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.search.full_text import search
 from hermes_state.sessions import reset
-from hermes_state.transcripts import NewMessage, append_part
+from hermes_state.store.sql import Connection
 from hermes_state.values import (
     AttachmentKind,
     ChatId,
     Document,
+    InboxId,
     IncomingAttachment,
-    MessageRole,
+    MessageId,
     Millis,
-    Origin,
-    SessionId,
 )
 from platforms.base import AdapterState
 from tests.clocks import TurnedClock
 from tests.gateway.helpers import DIRECT, Serve, TestGateway, chat, eventually, hanging
+from tests.hermes_state.rows import received as waiting
 from tests.pictures import picture
 
 PNG = picture()
@@ -406,10 +407,19 @@ async def test_without_file_tools_an_unreadable_file_is_refused(serve: Serve, tm
     assert received(tmp_path) == {}
 
 
+async def leave_part(gateway: TestGateway) -> MessageId:
+    """Store a part of a document whose message never begins a turn."""
+
+    def leave(db: Connection) -> MessageId:
+        row = inbox.stored_form(waiting(ChatId(1), "look"), InboxId(1), Millis(1))
+        return journal.store_part(db, ChatId(1), row, Document(name="a.txt", text="badger"), Millis(1))
+
+    return await gateway.store.write(leave)
+
+
 async def test_parts_left_by_a_crash_are_replaced(gateway: TestGateway) -> None:
     await send(gateway, file(), b"short")
-    new = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="lost")
-    lost = await gateway.store.write(append_part, SessionId(1), new, Millis(1))
+    lost = await leave_part(gateway)
     await send(gateway, file(), b"x" * (MAX_TEXT_CHARS + PART_CHARS + 1))
     parts = await gateway.rows("SELECT id, replaces_id FROM messages WHERE seq < 0 ORDER BY id")
     owners = await gateway.rows("SELECT max(id) FROM messages WHERE origin = 'human' AND seq > 0")
@@ -424,8 +434,7 @@ LONG = b"badger " * (MAX_TEXT_CHARS + PART_CHARS)
 
 async def test_parts_of_a_message_that_never_began_a_turn_are_not_found_and_removed(gateway: TestGateway) -> None:
     await send(gateway, file(), b"short")
-    new = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="badger")
-    await gateway.store.write(append_part, SessionId(1), new, Millis(1))
+    await leave_part(gateway)
     assert await gateway.store.read(search, "badger") == []
     await gateway.tell("the next turn removes them")
     await gateway.until_rows("SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM messages WHERE seq < 0)")
@@ -462,5 +471,6 @@ async def test_a_document_prepared_for_an_earlier_conversation_is_read_again(ser
         await gateway.store.write(reset, ChatId(1), gateway.clock.now())
         hang.release()
         await gateway.quiet()
-        bound = "SELECT DISTINCT p.lineage_id, m.lineage_id FROM messages p JOIN messages m ON m.id = p.replaces_id"
-        assert await gateway.rows(bound) == [(3, 3)]
+        owners = "FROM messages p LEFT JOIN messages m ON m.id = p.replaces_id WHERE p.seq < 0"
+        found = f"SELECT DISTINCT p.lineage_id, m.lineage_id {owners}"
+        assert await gateway.rows(found) == [(3, 3)]
