@@ -24,7 +24,9 @@ except ImportError:  # the module is optional; clients then use zlib
 INTENT = {
     "GUILDS": 1 << 0,
     "GUILD_MESSAGES": 1 << 9,
+    "GUILD_MESSAGE_REACTIONS": 1 << 10,
     "DIRECT_MESSAGES": 1 << 12,
+    "DIRECT_MESSAGE_REACTIONS": 1 << 13,
     "MESSAGE_CONTENT": 1 << 15,
 }
 ENDING_CODES = (1000, 1001, 4003, 4004, 4007, 4009, 4010, 4011, 4012, 4013, 4014)
@@ -84,6 +86,8 @@ class Conn:
 def needed_intent(event: str, data: Mapping[str, Any]) -> int:
     """Return the intent that a session needs to get this event, or 0 if it needs none."""
     is_direct = not data.get("guild_id")
+    if event.startswith("MESSAGE_REACTION_"):
+        return INTENT["DIRECT_MESSAGE_REACTIONS" if is_direct else "GUILD_MESSAGE_REACTIONS"]
     if event.startswith("MESSAGE_"):
         return INTENT["DIRECT_MESSAGES" if is_direct else "GUILD_MESSAGES"]
     if event.startswith(("THREAD_", "CHANNEL_")):

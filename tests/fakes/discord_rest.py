@@ -118,6 +118,16 @@ class Rest:
             if method == "GET":
                 return 200, self._history(channel_id, query)
             return 200, await self._send(channel, data)
+        if (found := re.fullmatch(r"/messages/(\d+)/reactions/([^/]+)/@me", rest)) and method in ("PUT", "DELETE"):
+            if channel.get("deny_reactions"):
+                raise RestError(50013)
+            if found[2].isascii():
+                raise RestError(10014)
+            message = self._discord.message(channel_id, found[1])
+            done = {"action": "react" if method == "PUT" else "unreact", "emoji": found[2], "text": None}
+            await self._discord.sent.add(**done, channel_id=channel_id, message_id=found[1])
+            await self._gateway.dispatch(*self._discord.reaction_of(message, self._discord.bot, found[2], method))
+            return 204, None
         if found := re.fullmatch(r"/messages/(\d+)", rest):
             return await self._message(method, channel, found[1], data)
         raise not_found()

@@ -32,6 +32,7 @@ _KNOWN = {
     10003: (404, "Unknown Channel"),
     10004: (404, "Unknown Guild"),
     10008: (404, "Unknown Message"),
+    10014: (400, "Unknown Emoji"),
     10015: (404, "Unknown Webhook"),
     10062: (404, "Unknown interaction"),
     30032: (400, "Maximum number of application commands reached (100)."),
@@ -390,6 +391,22 @@ class Discord:
         if channel.get("guild_id") and not message.get("webhook_id"):
             event["member"] = member(message["author"], with_user=False)
         return event
+
+    def reaction_of(self, message: Json, user: Json, emoji: str, method: str) -> tuple[str, Json]:
+        """Return the event for a reaction that was added (`PUT`) or removed (`DELETE`), with its name."""
+        channel = self.channels[message["channel_id"]]
+        event: Json = {
+            "user_id": user["id"],
+            "channel_id": channel["id"],
+            "message_id": message["id"],
+            **scope(channel),
+        }
+        event |= {"emoji": {"id": None, "name": emoji}, "burst": False, "type": 0}
+        if method == "DELETE":
+            return "MESSAGE_REACTION_REMOVE", event
+        if channel.get("guild_id"):
+            event["member"] = member(user)
+        return "MESSAGE_REACTION_ADD", {**event, "message_author_id": message["author"]["id"], "burst_colors": []}
 
     def guild_payload(self, guild_id: str) -> Json:
         """Return a server in the form of GUILD_CREATE events."""

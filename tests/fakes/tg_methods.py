@@ -22,6 +22,15 @@ _ACTIONS = frozenset(
         *("upload_document", "choose_sticker", "find_location", "record_video_note", "upload_video_note"),
     )
 )
+REACTIONS = frozenset(
+    "❤👍👎🔥🥰👏😁🤔🤯😱🤬😢🎉🤩🤮💩🙏👌🕊🤡🥱🥴😍🐳🌚🌭💯🤣⚡🍌🏆💔🤨😐🍓🍾💋🖕😈😴😭🤓👻👀🎃🙈😇😨🤝✍🤗🫡🎅🎄☃💅🤪🗿🆒💘🙉🦄😘💊🙊😎👾🤷😡"
+)
+"""Emoji with which bots can react, without the four that consist of several characters."""
+_RIGHTS = (
+    *("is_anonymous", "can_manage_chat", "can_delete_messages", "can_manage_video_chats", "can_restrict_members"),
+    *("can_promote_members", "can_change_info", "can_invite_users", "can_post_stories", "can_edit_stories"),
+    "can_delete_stories",
+)
 _NOT_MODIFIED = (
     "message is not modified: specified new message content and reply markup are exactly the same as a current "
     "content and reply markup of the message"
@@ -235,6 +244,25 @@ async def _delete(telegram: Telegram, bot: Bot, method: str, params: Json) -> bo
     return True
 
 
+async def _react(telegram: Telegram, bot: Bot, method: str, params: Json) -> bool:
+    message = _own(telegram, params, "message to react not found")
+    chosen = [str(one.get("emoji")) for one in params.get("reaction") or []]
+    if telegram.chat(params.get("chat_id"))["no_reactions"] or not REACTIONS.issuperset(chosen):
+        raise bad("REACTION_INVALID")
+    if len(chosen) > 1:
+        raise bad("REACTIONS_TOO_MANY")
+    telegram.flood.check(message["chat"]["id"], telegram.config["flood"])
+    await telegram.record(method, params, None, emoji="".join(chosen))  # without the text, which is a person's
+    return True
+
+
+async def _get_chat_member(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:
+    user = {key: telegram.me(bot)[key] for key in ("id", "is_bot", "first_name", "username")}
+    if not telegram.chat(params.get("chat_id"))["is_admin"]:
+        return {"status": "member", "user": user}
+    return {"status": "administrator", "user": user, "can_be_edited": False, **dict.fromkeys(_RIGHTS, True)}
+
+
 async def _chat_action(telegram: Telegram, bot: Bot, method: str, params: Json) -> bool:
     telegram.check_can_send(telegram.chat(params.get("chat_id")))
     if params.get("action") not in _ACTIONS:
@@ -317,6 +345,8 @@ METHODS: dict[str, Handler] = {
     "editMessageText": _edit,
     "deleteMessage": _delete,
     "sendChatAction": _chat_action,
+    "setMessageReaction": _react,
+    "getChatMember": _get_chat_member,
     "answerCallbackQuery": _answer_callback,
     "getMe": _get_me,
     "getFile": _get_file,

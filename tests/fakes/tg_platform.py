@@ -41,6 +41,7 @@ _REFUSALS = {
     "deactivated": "user is deactivated",
     "restricted": "not enough rights to send text messages to the chat",
 }
+_CHAT_FIELDS = ("blocked", "migrated_to", "is_admin", "no_reactions")
 _SERVICE_FIELDS = (
     *("media_group_id", "quote", "forward_origin", "via_bot", "sender_chat", "new_chat_members"),
     *("left_chat_member", "migrate_to_chat_id", "migrate_from_chat_id", "forum_topic_created"),
@@ -243,7 +244,7 @@ class Telegram:
         """Create or change a chat. See `POST /_ctl/chat`."""
         chat_id = int(data["chat_id"])
         kind = data.get("chat_type") or ("private" if chat_id > 0 else "supergroup")
-        fresh = {"info": {"id": chat_id, "type": kind}, "topics": {}, "blocked": None, "migrated_to": None}
+        fresh: Json = {"info": {"id": chat_id, "type": kind}, "topics": {}, **dict.fromkeys(_CHAT_FIELDS)}
         chat = self.chats.setdefault(chat_id, fresh)
         info = chat["info"]
         if kind == "private":
@@ -258,7 +259,7 @@ class Telegram:
         if data.get("thread_id"):
             name = data.get("topic_name", f"topic {data['thread_id']}")
             chat["topics"].setdefault(int(data["thread_id"]), name)
-        for key in ("blocked", "migrated_to"):
+        for key in _CHAT_FIELDS:
             if key in data:
                 chat[key] = data[key]
         return chat
@@ -374,6 +375,18 @@ class Telegram:
         message["edit_date"] = int(time.time())
         update = self.target(data).push("edited_message", public(message))
         return {"message": public(message), "update_id": update and update["update_id"]}
+
+    def inject_reaction(self, data: Json) -> Json:
+        """Change a person's reactions. Bots that are not admins of a group are not told. See `POST /_ctl/reaction`."""
+        chat, person = self.chat(data["chat_id"]), _user(data)
+        known = self.messages[chat["info"]["id"]][int(data["message_id"])].setdefault("_reactions", {})
+        old, new = known.get(person["id"], []), data["emoji"]
+        known[person["id"]] = new
+        both = [[{"type": "emoji", "emoji": emoji} for emoji in one] for one in (old, new)]
+        changed = {"chat": dict(chat["info"]), "message_id": int(data["message_id"]), "user": person}
+        changed |= {"date": int(time.time()), "old_reaction": both[0], "new_reaction": both[1]}
+        is_told = chat["info"]["type"] == "private" or chat["is_admin"]
+        return {"update": self.target(data).push("message_reaction", changed) if is_told else None}
 
     def inject_callback(self, data: Json) -> Json:
         """Press a button as a person. See `POST /_ctl/callback`."""
