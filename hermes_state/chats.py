@@ -95,6 +95,13 @@ def find_chats_named(db: Connection, name: str) -> list[Chat]:
     return select(db, Chat, query, {"name": name})
 
 
+def load_groups(db: Connection, limit: int = 20) -> list[ChatKey]:
+    """Load the groups that the bot can write to and that changed last, without their threads and people."""
+    query = """SELECT platform, account, chat_ref FROM chats WHERE kind NOT IN ('direct','local')
+      AND unreachable_since IS NULL GROUP BY platform, account, chat_ref ORDER BY max(updated_at) DESC LIMIT ?"""
+    return select(db, ChatKey, query, (limit,))
+
+
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
     """Load a chat that is known to exist."""
     chat = select_one(db, Chat, f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,))

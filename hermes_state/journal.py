@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from hermes_state import inbox, outbox, talk, tool_runs
+from hermes_state import inbox, outbox, ratings, talk, tool_runs
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState, NewInboxRow
 from hermes_state.models import ledger
@@ -84,6 +84,7 @@ class PreparedMessage:
     attachment_ids: tuple[AttachmentId, ...] = ()
     parts: tuple[MessageId, ...] = ()
     """Rows of `store_part`, which become parts of this message."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,18 +176,19 @@ def start_at_once(
       AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.OPEN})
       AND NOT EXISTS (SELECT 1 FROM turns t
         WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
-    RETURNING id, lineage_id"""
+    RETURNING id, lineage_id, EXISTS (SELECT 1 FROM ratings r WHERE r.chat_id = turns.chat_id AND r.was_told = 0)"""
     started = db.execute(query, values).fetchone()
     if started is None:
         return None
-    turn_id, lineage_id = started
+    turn_id, lineage_id, has_ratings = started
     inbox_id = inbox.insert(db, row, now, turn_id)
     if inbox_id is None:  # the event was stored before
         db.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
         return None
     if shows_talk:
         talk.show(db, row.chat_id, lineage_id, turn_id, now)
-    _store_human_row(db, turn_id, lineage_id, inbox.stored_form(row, inbox_id, now), PreparedMessage(), now)
+    told = ratings.tell(db, row.chat_id, lineage_id) if has_ratings else ()
+    _store_human_row(db, turn_id, lineage_id, inbox.stored_form(row, inbox_id, now), PreparedMessage(notes=told), now)
     return inbox_id, load_running(db, turn_id)
 
 
@@ -243,13 +245,17 @@ def _bind(
 ) -> None:
     for row in rows:
         db.execute("UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ?", (turn_id, row.id))
-        _store_human_row(db, turn_id, lineage_id, row, prepared.get(row.id, PreparedMessage()), now)
+        told = ratings.tell(db, row.chat_id, lineage_id) if row.kind is InboxKind.MESSAGE else ()
+        ready = replace(prepared.get(row.id, PreparedMessage()), notes=told)
+        _store_human_row(db, turn_id, lineage_id, row, ready, now)
 
 
 def _store_human_row(
     db: Connection, turn_id: TurnId, lineage_id: LineageId, row: InboxRow, ready: PreparedMessage, now: Millis
 ) -> None:
-    said = _human_row(db, row, turn_id, ready.body)
+    body, notes = ready.body, ready.notes
+    body = msgspec.structs.replace(body, notes=(*body.notes, *notes)) if notes else body
+    said = _human_row(db, row, turn_id, body)
     message_id = append_to_tip(db, lineage_id, said, row.sent_at, ", last_human_at = ?", now).id
     if ready.parts:
         ours = f"lineage_id = ? AND id IN ({', '.join('?' * len(ready.parts))})"

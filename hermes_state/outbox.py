@@ -32,6 +32,7 @@ from hermes_state.values import (
     OutboundPart,
     OutboxId,
     SentFile,
+    SignedMessage,
     TurnId,
     UserRef,
 )
@@ -79,6 +80,8 @@ class WrittenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Time shown in the footer, for a reply that only edits the message in `replaces`."""
     buttons: tuple[Button, ...] = ()
     attached: SentFile | None = None
+    signed: SignedMessage | None = None
+    """Reaction that replaces the reply if the platform accepts it. Without text, nothing else is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,7 @@ class Reply:
     edited_at: Millis | None = None
     buttons: tuple[Button, ...] = ()
     attached: SentFile | None = None  # file to send, captioned with `markdown`
+    signed: SignedMessage | None = None  # reaction that replaces the text if the platform accepts it
     is_urgent: bool = False  # sent before all other replies to the chat
 
 

@@ -201,7 +201,22 @@ class DeletionEvent:
     sent_at: Millis
 
 
-InboundEvent: TypeAlias = InboundMessage | EditEvent | DeletionEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReactionEvent:
+    """A person set or removed a thumb on a message. `chat` may lack the thread: some platforms do not report it."""
+
+    event_ref: str
+    chat: ChatKey
+    sender: Sender
+    message_ref: str
+    sent_at: Millis
+    value: int  # 1: thumb up; -1: thumb down
+    is_removed: bool
+
+
+THUMBS = {"\N{THUMBS UP SIGN}": 1, "\N{THUMBS DOWN SIGN}": -1}  # value of a `ReactionEvent` by emoji
+
+InboundEvent: TypeAlias = InboundMessage | EditEvent | DeletionEvent | ReactionEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +234,24 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     command: str
+
+
+class Sign(StrEnum):
+    """Meaning of a reaction that the bot sets on a person's message. Each platform has its own emoji for it."""
+
+    SEEN = "seen"
+    """The message waits until the current answer is finished."""
+    DONE = "done"
+    FAILED = "failed"
+    EDITED = "edited"
+    """The change of the message was noticed after the answer."""
+
+
+class SignedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A reaction to set on a message."""
+
+    ref: str
+    sign: Sign
 
 
 class SentFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from hermes_state.values import (
     IncomingAttachment,
     Millis,
     OutboundPart,
+    SignedMessage,
 )
 from platforms.console import Console
 
@@ -286,6 +287,12 @@ class PlatformAdapter(Protocol):
 
     async def show_typing(self, chat: ChatKey) -> None:
         """Show that an answer is being written. Raises the errors of `send`."""
+
+    async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:
+        """Set a reaction. Return False if the message was deleted, or if there are no reactions. Raises like `send`."""
+
+    async def sees_reactions(self, group: ChatKey) -> bool:
+        """Return False if the platform does not report people's reactions in this group to the bot."""
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         """Write the file to `target`, and return its size in bytes.

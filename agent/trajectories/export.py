@@ -33,9 +33,12 @@ def trajectory_line(
     offered = [{**tools[name], "required": None} if name in tools else {"name": name} for name in names]
     block = _tagged("tools", _json(offered)) if offered else None
     prompt = "\n\n".join(filter(None, (conversation.system_prompt, block)))
-    turns = [("system", prompt)] if prompt else []
-    for role, group in groupby((turn for _, turn in said), key=lambda turn: turn[0]):
-        turns.append((role, "\n".join(text for _, text in group)))
+    turns: list[dict[str, Any]] = [{"from": "system", "value": prompt}] if prompt else []
+    for role, group in groupby(said, key=lambda one: one[1][0]):
+        together = list(group)
+        turns.append({"from": role, "value": "\n".join(text for _, (_, text) in together)})
+        if values := [value for message, _ in together for value in message.ratings]:
+            turns[-1]["ratings"] = values
     return orjson.dumps(
         {
             "id": conversation.key,
@@ -43,7 +46,7 @@ def trajectory_line(
             "parent": conversation.parent,
             "model": conversation.model,
             "started_at": conversation.started_at,
-            "conversations": [{"from": role, "value": text} for role, text in turns],
+            "conversations": turns,
             "timestamp": datetime.fromtimestamp(last.at / 1000, UTC).isoformat(timespec="seconds"),
             "completed": last.role is MessageRole.ASSISTANT and not last.calls,
         }

@@ -1,14 +1,15 @@
-"""The command `/groupcontext`, which switches the storing of a group's talk on and off."""
+"""Commands that switch something on and off in a chat: `/groupcontext` its stored talk, `/reactions` reactions."""
 
 from dataclasses import replace
 from functools import partial
 
 from gateway.commands.registry import CommandRequest, CommandResult, say
+from gateway.outbound.reactions import load_switch, switch_key
 from hermes_state import talk
 from hermes_state.errors import CommandError
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection
-from hermes_state.values import ChatKey, ChatKind, Millis
+from hermes_state.store.sql import Connection, save_note
+from hermes_state.values import ChatId, ChatKey, ChatKind, Millis
 
 NOW_HEARS = (
     "From now on I read and store what is said here, even if it does not mention me and the writer has no access. "
@@ -22,6 +23,10 @@ PRIVACY_MODE = (
     "\n\nTelegram's privacy mode is on for this bot, so I only receive messages to me, unless I am an admin of this "
     "group. To change that, send /setprivacy to @BotFather, choose *Disable*, and add me to the group again."
 )
+
+
+REACTIONS_ON = "Reactions are on here: I mark your messages, and a thumb up or down on my answer rates it."
+REACTIONS_OFF = "Reactions are off here: I set none, and I do not store yours."
 
 
 async def groupcontext(request: CommandRequest) -> CommandResult:
@@ -44,6 +49,24 @@ async def groupcontext(request: CommandRequest) -> CommandResult:
             return CommandResult(apply=apply, after=access.load)
         case _:
             raise CommandError("Send `/groupcontext on` or `/groupcontext off`.")
+
+
+async def reactions(request: CommandRequest) -> CommandResult:
+    """Show or set whether the bot uses reactions in this chat."""
+    chat_id, word = request.chat.id, request.argument.lower()
+    if word in ("on", "off"):
+        return CommandResult(apply=partial(_set_reactions, chat_id, word))
+    if word:
+        raise CommandError("Send `/reactions on` or `/reactions off`.")
+    default = request.context.runtime.config.notices.reactions
+    is_on = await load_switch(request.context.store, chat_id, default=default)
+    return say(REACTIONS_ON if is_on else REACTIONS_OFF)
+
+
+@locks("notes")
+def _set_reactions(chat_id: ChatId, word: str, db: Connection, now: Millis) -> str:
+    save_note(db, switch_key(chat_id), word)
+    return REACTIONS_ON if word == "on" else REACTIONS_OFF
 
 
 @locks(chat="key")

@@ -178,6 +178,14 @@ COMMANDS = (
         moderated="off|short|full",
     ),
     Command(
+        "reactions",
+        READ,
+        groups.reactions,
+        "show or set whether I mark messages with reactions, and whether yours rate my answers",
+        (Option("state", "on or off", ("on", "off")),),
+        moderated="on|off",
+    ),
+    Command(
         "stop",
         CONTROL,
         turns.stop,

@@ -139,3 +139,6 @@ class NoticeConfig(BaseConfig):
     steps: Annotated[Literal["off", "short", "full"], AnyCase] = "short"
     """Line under a running answer in Telegram and Discord that says what the tools do: nothing, the current step, or a
     list. Set `off` if people find it distracting. `/steps` changes it for one chat."""
+    reactions: bool = True
+    """Use reactions in Telegram and Discord: the bot marks messages, and people rate answers. Set `off` if people find
+    it distracting. `/reactions` changes it for one chat."""

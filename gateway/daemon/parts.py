@@ -36,6 +36,7 @@ from gateway.operator.handlers import OperatorHandler
 from gateway.outbound.adapters import AdapterRegistry, GateRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.notices import NoticeWriter, tell_background_end
+from gateway.outbound.reactions import ReactionHandler
 from gateway.schedules import (
     expire_idle,
     expire_questions,
@@ -129,6 +130,14 @@ class Parts:
         self.operator = self._make_operator()
 
     def _make_delivery(self) -> Delivery:
+        reactions = ReactionHandler(
+            store=self.store,
+            adapters=self.adapters,
+            gates=self.gates,
+            group=self.group,
+            is_on=lambda: self.live.config.notices.reactions,
+            has_access=lambda person: self.access.has_access(person),
+        )
         return Delivery(
             store=self.store,
             adapters=self.adapters,
@@ -136,6 +145,7 @@ class Parts:
             clock=self.clock,
             group=self.group,
             files=self.files,
+            reactions=reactions,
             zone=lambda: zone_of(self.live.config),
             close_remote=self.previews.close if self.is_shared else None,
             on_unreachable=self.approval_timer.wake,

@@ -111,6 +111,8 @@ class StoredEvent:
     has_reply: bool
     """True if the transaction stored a reply that must be delivered."""
     started: RunningTurn | None = None
+    signed: values.SignedMessage | None = None
+    """Reaction to a message that waits in a busy chat without another acknowledgement."""
     interrupts: TurnId | None = None
     """Turn that this message interrupts. It can run on any node."""
 
@@ -176,13 +178,18 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
     turn = find_open_turn(db, chat_id) if event.busy_mode is not None else None
     mode = _meet_turn(db, event, turn, inbox_id, now) if turn is not None else None
     is_steer = mode == "steer"
+    is_typed, seen = message.via is values.InputKind.TYPED, values.Sign.SEEN
+    signed = values.SignedMessage(ref=message.message_ref, sign=seen) if is_typed else None
     notice = event.steered_notice if is_steer else event.queued_notice
     has_notice = notice is not None and (is_steer or inbox.is_behind_work(db, inbox_id))
     if notice is not None and has_notice:
-        outbox.enqueue(db, _reply(event, chat_id, f"inbox:{inbox_id}:ack", notice), now)
+        reply = _reply(event, chat_id, f"inbox:{inbox_id}:ack", notice)
+        outbox.enqueue(db, replace(reply, signed=None if is_steer else signed), now)
+    if notice is not None or turn is None or mode == "interrupt":
+        signed = None
     interrupts = turn.id if turn is not None and mode == "interrupt" else None
     has_reply = has_notice or interrupts is not None or (turn is not None and turn.is_waiting)
-    return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=has_reply, interrupts=interrupts)
+    return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=has_reply, signed=signed, interrupts=interrupts)
 
 
 def is_busy(db: Connection, key: ChatKey) -> bool:
@@ -293,6 +300,9 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
     else:
         payload = InboxPayload(text=text, words_by=edit.words_by)
         inbox.insert(db, _row(edit, chat.id, payload, kind=InboxKind.NOTICE), now)
+        signed = values.SignedMessage(ref=edit.message_ref, sign=values.Sign.EDITED)
+        once = f"inbox:{edited.inbox_id}:edited"
+        outbox.enqueue(db, Reply(chat_id=chat.id, markdown="", dedupe_key=once, signed=signed), now)
     return chat.id
 
 
@@ -304,6 +314,11 @@ def apply_deletion(db: Connection, deletion: values.DeletionEvent, cursor: Curso
     for chat in chats:
         talk.remove(db, chat.id, deletion.message_ref)
     return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in chats)
+
+
+def dated(event: values.InboundEvent | None, now: Millis) -> values.InboundEvent | None:
+    """Replace an event time before 1970 or over a day ahead with the current time, because people will see it."""
+    return event if event is None or 0 <= event.sent_at <= now + 86_400_000 else replace(event, sent_at=now)
 
 
 log = structlog.get_logger()

@@ -27,6 +27,7 @@ from gateway.inbound.admission import (
     admit_all,
     apply_deletion,
     apply_edit,
+    dated,
     is_busy,
     talk_event,
 )
@@ -183,14 +184,16 @@ class GatewayIntake:
         now = self.clock.now()
         admissions: list[AcceptedEvent] = []
         hints: list[InboundMessage] = []
-        together = [*takewhile(lambda one: self._joins_batch(admissions, hints, _dated(one.event, now)), received)]
+        together = [*takewhile(lambda one: self._joins_batch(admissions, hints, dated(one.event, now)), received)]
         if not together:
             cursor = received[0].cursor
-            match _dated(received[0].event, now):
+            match dated(received[0].event, now):
                 case InboundMessage() as message:
                     await self._accept_message(message, cursor)
                 case values.EditEvent() as edit:
                     await self._accept_edit(edit, cursor)
+                case values.ReactionEvent() as reaction:
+                    await self.delivery.reactions.accept(reaction, cursor)
                 case values.DeletionEvent() as deletion:
                     if await self.store.write(apply_deletion, deletion, cursor, now):
                         log.info("inbox.withdrawn", chat=deletion.chat.name)
@@ -261,6 +264,8 @@ class GatewayIntake:
         if admitted.inbox_id is None:
             self.lanes.wake(admitted.chat_id)  # the first attempt to store it may have been cancelled before this
             return
+        if admitted.signed is not None:
+            self.delivery.reactions.show_soon(admitted.chat_id, admission.message.chat, admitted.signed)
         log.debug("inbox.accepted", chat=admission.key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
             self.commands.run_soon(admitted.inbox_id)
@@ -442,8 +447,4 @@ class GatewayIntake:
         if chat_id is not None:
             log.info("inbox.edited", chat=key.name)
             self.lanes.wake(chat_id)
-
-
-def _dated(event: InboundEvent | None, now: Millis) -> InboundEvent | None:
-    """Replace an event time before 1970 or over a day ahead with the current time, because people will see it."""
-    return event if event is None or 0 <= event.sent_at <= now + 86_400_000 else replace(event, sent_at=now)
+            self.delivery.wake(chat_id)

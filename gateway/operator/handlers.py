@@ -146,6 +146,7 @@ class OperatorHandler:
             *await asyncio.to_thread(lambda: list(checks.check_terminal(config))),
             *([fine("platforms", f"The running gateway serves {served}.")] if served else []),
             *checks.check_servers(config, self.servers.statuses()),
+            *(warning("reactions", text) for text in await self.delivery.reactions.faults()),
             *checks.check_schedules(await self.store.read(schedules.load_stranded)),
         ]
 

@@ -21,6 +21,7 @@ from agent.context.excerpt import Redact, said, speaker_name
 from agent.model.base import ToolSchema
 from gateway.operator.search_advice import search_advice
 from gateway.operator.why import load_explained
+from hermes_state import ratings
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import (
     FullMessage,
@@ -29,6 +30,7 @@ from hermes_state.admin.lineage_queries import (
     StoredConversation,
     load_conversations,
 )
+from hermes_state.admin.overview import lacks_ratings
 from hermes_state.admin.why import Why
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
@@ -277,15 +279,17 @@ class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
     after: int = 0
     place: str | None = None
 
-    def read(self, db: Connection) -> Transcript:
+    def read(self, db: Connection) -> list[tuple[Message, list[int]]]:
         session = find_place(db, self.place).session if self.place is not None else None
         if self.place is not None and session is None:
             raise CommandError(f"“{self.place}” is not a session.")
         session_id = session.id if session is not None else None
         rows = load_messages_after(db, LineageId(self.lineage), MessageId(self.after), PAGE_ROWS, session_id)
-        return fitting(rows)
+        rated = {} if lacks_ratings(db) else ratings.load_values(db, [row.id for row in rows])
+        return [(row, rated.get(row.id, [])) for row in fitting(rows)]
 
-    def redacted(self, row: Message, redact: Redact) -> FullMessage:
+    def redacted(self, rated: tuple[Message, list[int]], redact: Redact) -> FullMessage:
+        row, values = rated
         text, reasoning = row.text or "", row.body.reasoning
         if row.role is MessageRole.USER:
             text = "\n".join(filter(None, said(row)))
@@ -303,6 +307,7 @@ class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
             calls=tuple({"name": call.name, "arguments": _value(call.arguments, redact)} for call in row.body.calls),
             tool_call_id=row.tool_call_id,
             tool_name=row.tool_name,
+            ratings=tuple(values),
         )
 
 

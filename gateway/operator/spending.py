@@ -15,7 +15,9 @@ import msgspec
 
 from agent.model.caps import SpendingCapSettings, day_of, day_start, midnight
 from gateway.operator.lookups import Row, find_place
+from hermes_state import ratings
 from hermes_state.admin.lineage_queries import LookupResult
+from hermes_state.admin.overview import lacks_ratings
 from hermes_state.chats import load_chat, load_label
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
@@ -36,7 +38,7 @@ NAME = 22
 
 def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
     """Load a report for the command line as a mapping of its fields. Raises `CommandError` for invalid arguments."""
-    if ledger.is_outdated(db):
+    if lacks_ratings(db):
         raise CommandError("The database is from an older version. Start the gateway once to update it.")
     if name == "insights":
         days = args.get("days", DEFAULT_DAYS)
@@ -219,6 +221,8 @@ class InsightsReport:
     models: tuple[tuple[str, TotalUsage], ...]
     purposes: tuple[tuple[str, TotalUsage], ...]
     total: TotalUsage
+    thumbs: tuple[int, int] = (0, 0)
+    """Number of ratings of answers: thumbs up and thumbs down."""
 
 
 def load_insights(
@@ -243,6 +247,7 @@ def load_insights(
         models=_sorted(_added(slices, lambda one: one.model)),
         purposes=_sorted(_added(slices, lambda one: one.purpose)),
         total=sum((one.spent for one in slices), NO_CALLS),
+        thumbs=ratings.count(db, midnight(first, zone), within),
     )
 
 
@@ -256,6 +261,7 @@ def insights_row(found: InsightsReport) -> Row:
         "models": rows("model", found.models),
         "purposes": rows("purpose", found.purposes),
         "total": spent_row(found.total),
+        "thumbs": {"up": found.thumbs[0], "down": found.thumbs[1]},
     }
 
 
@@ -283,6 +289,8 @@ def insights_block(found: InsightsReport) -> str:
         _table("PURPOSE", found.purposes, by_cost=by_cost),
         _row("total", _value(total, by_cost=by_cost), total.calls),
     ]
+    if any(found.thumbs):
+        parts.append("answers: {:,} thumbs up, {:,} down".format(*found.thumbs))
     return "\n\n".join(parts)
 
 

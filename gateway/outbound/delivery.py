@@ -19,6 +19,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from gateway.outbound.adapters import AdapterRegistry, GateRegistry, send_or_plain
+from gateway.outbound.reactions import ReactionHandler
 from hermes_state import outbox
 from hermes_state.aio import Backoff, cancel_all, track, wait_until
 from hermes_state.chats import load_chat, move_chat
@@ -75,6 +76,7 @@ class Delivery:
     clock: Clock
     group: asyncio.TaskGroup
     files: AttachmentFolder
+    reactions: ReactionHandler
     zone: Callable[[], tzinfo] = lambda: UTC
     close_remote: Callable[[ChatId], Awaitable[Mapping[TurnId, str]]] | None = None
     """Ends the previews of turns that other processes run in a chat. Returns their placeholder messages."""
@@ -281,6 +283,9 @@ class Delivery:
             return 0.2  # an attempt would fail, and the next attempt would count as a possible repeat
         if (pause := max(self._pause_before(row), self.gates.flood_of(chat).penalty_seconds)) > 0:
             return pause
+        if row.written is not None and await self.reactions.replace(chat, row.chat_id, row.written):
+            await self.store.write(outbox.mark_sent, row.id, "", self.clock.now())
+            return 0.0
         parts = None if row.written is None else await render_reply(adapter, row.written, self.zone())
         begun = await self.store.write(outbox.begin_send, row.id, parts, ownership, self.clock.now())
         self._due.pop(row.id, None)

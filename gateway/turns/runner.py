@@ -46,7 +46,7 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnMoved, remove_preview
-from hermes_state.values import Button, ChatKind, Clock, Millis
+from hermes_state.values import Button, ChatKind, Clock, Millis, Sign, SignedMessage
 
 log = structlog.get_logger()
 
@@ -55,6 +55,9 @@ MAX_RESTARTS = 3
 
 MIN_HYGIENE_MESSAGES = 4
 """Minimum number of messages for which hygiene checks the size in tokens. Shorter views are left to the agent."""
+
+LONG_TURN_MS = 60_000
+"""Milliseconds after which the end of a turn is also shown by a reaction."""
 
 DEADLINE_SENTENCE = "This took too long, so I stopped. Send /retry to try again."
 CRASH_SENTENCE = "An internal error stopped my answer. Your message is saved. Send /retry to try again."
@@ -248,7 +251,7 @@ class TurnRunner:
         # The web page has its own button. A sentence without the command is about an error that would come again.
         can_retry = "/retry" in sentence and turn.chat_kind is not ChatKind.LOCAL
         buttons = (Button(label="Retry", command=f"/retry t{turn.id}"),) if can_retry else ()
-        await self.store.write_with_retry(journal.fail_turn, turn, error, sentence, self.clock.now(), buttons)
+        await self.store.write_with_retry(_fail_turn, turn, error, sentence, self.clock.now(), buttons)
         self.delivery.wake(turn.chat_id)
 
 
@@ -264,11 +267,29 @@ def _finish_turn(
 ) -> OutboxRow | None:
     """End a turn and record its notices. Return the reply to send now. A retried transaction reads the clock again."""
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
+    _sign_end(db, turn, Sign.DONE, clock.now())
     if pressure is not None:
         note_pressure(db, pressure)
     if has_stored_preview:
         remove_preview(db, turn.id)
     return first_send
+
+
+@locks(turn="turn.id")
+def _fail_turn(
+    db: Connection, turn: RunningTurn, error: str, sentence: str, now: Millis, buttons: tuple[Button, ...]
+) -> None:
+    if journal.fail_turn(db, turn, error, sentence, now, buttons):
+        _sign_end(db, turn, Sign.FAILED, now)
+
+
+def _sign_end(db: Connection, turn: RunningTurn, sign: Sign, now: Millis) -> None:
+    """After a long turn, set a reaction on the person's message, because people look away meanwhile."""
+    is_long = now - turn.started_at >= LONG_TURN_MS and turn.chat_kind is not ChatKind.LOCAL
+    if is_long and turn.question_ref is not None and turn.ticket is None:
+        signed = SignedMessage(ref=turn.question_ref, sign=sign)
+        reply = Reply(chat_id=turn.chat_id, markdown="", dedupe_key=f"turn:{turn.id}:sign", signed=signed)
+        outbox.enqueue(db, reply, now)
 
 
 @locks(chat="turn.chat_id")

@@ -52,6 +52,7 @@ TABLES: Final = {
     "live_buttons": ("chat_id", "topic"),
     "schedules": ("id",),
     "talk": ("id",),
+    "ratings": ("message_id", "person"),
 }
 """Every table with its key columns, ordered so that references point to earlier tables.
 

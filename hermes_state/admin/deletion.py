@@ -28,8 +28,8 @@ from hermes_state.web_chats import existing, load_listed
 
 SLICE_ROWS = 200
 _TABLES = (
-    *("platform_messages", "live_buttons", "talk", "outbox", "inbox", "schedules"),
-    *("attachments", "tool_grants", "turns", "sessions"),
+    *("platform_messages", "live_buttons", "talk", "ratings", "outbox", "inbox"),
+    *("schedules", "attachments", "tool_grants", "turns", "sessions"),
 )
 
 

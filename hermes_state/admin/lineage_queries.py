@@ -195,6 +195,8 @@ class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
     """`name` and `arguments` of each tool call. Arguments that are not valid JSON are kept as text."""
     tool_call_id: str | None = None
     tool_name: str | None = None
+    ratings: tuple[int, ...] = ()
+    """Ratings of an answer: 1 for each thumb up, and -1 for each thumb down."""
 
 
 # Purpose: load the lineages with messages since a given time, in one place or in all chats, oldest first.

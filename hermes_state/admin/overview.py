@@ -7,7 +7,7 @@ import msgspec
 
 from hermes_state.engines.sqlite import offline as sqlite_offline
 from hermes_state.sessions import IS_SUBAGENT
-from hermes_state.store.sql import Connection, select
+from hermes_state.store.sql import Connection, scalar, select
 
 
 class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +51,11 @@ def load_overview(db: Connection) -> DatabaseStatus:
     engine = engine_of(db)
     query = f"SELECT {engine.SCHEMA} AS schema, {engine.BYTES} AS database_bytes, {_COUNTS}"
     return select(db, DatabaseStatus, query)[0]
+
+
+def lacks_ratings(db: Connection) -> bool:
+    """Return True if an older version wrote the database. The next start updates it."""
+    return scalar(db, int, f"SELECT {engine_of(db).SCHEMA}") < 26
 
 
 def engine_of(db: Connection) -> EngineOverview:

@@ -21,7 +21,7 @@ from hermes_state.setting_types import plain
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
+from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart, SignedMessage
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient
@@ -115,6 +115,12 @@ class DiscordAdapter:
 
     async def show_typing(self, chat: ChatKey) -> None:
         await self._connected_sender().show_typing(chat.chat_ref)
+
+    async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:
+        return await self._connected_sender().react(chat.chat_ref, signed)
+
+    async def sees_reactions(self, group: ChatKey) -> bool:
+        return True  # the intents for reactions need no permission
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         ref = FileRef.decode(attachment.file_ref)

@@ -160,6 +160,7 @@ class GatewayClient(discord.Client):
     def __init__(self, events: EventQueue, settings: DiscordSettings, *, clock: Clock) -> None:
         intents = discord.Intents.none()
         intents.guilds = intents.guild_messages = intents.dm_messages = intents.message_content = True
+        intents.guild_reactions = intents.dm_reactions = True
         super().__init__(
             intents=intents,
             max_messages=None,
@@ -251,6 +252,12 @@ class GatewayClient(discord.Client):
     async def on_raw_bulk_message_delete(self, payload: discord.RawBulkMessageDeleteEvent) -> None:
         for message_id in sorted(payload.message_ids):
             self._put_deletion(payload.channel_id, message_id)
+
+    async def on_raw_reaction_add(self, payload: discord.RawReactionActionEvent) -> None:
+        if (reaction := self.reader.reaction(payload)) is not None:
+            self._events.put(MessageEvent(str(payload.channel_id), 0, reaction))
+
+    on_raw_reaction_remove = on_raw_reaction_add
 
     def _put_deletion(self, channel_id: int, message_id: int) -> None:
         self._events.put(MessageEvent(str(channel_id), 0, self.reader.deletion(channel_id, message_id)))

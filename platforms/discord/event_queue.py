@@ -17,7 +17,7 @@ import structlog
 
 from hermes_state.aio import retried
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, StoreUnavailable
-from hermes_state.values import Clock, Cursor, DeletionEvent, EditEvent, InboundMessage, Millis
+from hermes_state.values import Clock, Cursor, InboundEvent, InboundMessage, Millis
 from platforms.base import Intake, ReceivedEvent
 from platforms.discord.inbound import PLATFORM, snowflake_at
 from platforms.settings import DiscordSettings
@@ -45,12 +45,12 @@ class ChannelsEvent:
 
 @dataclass(frozen=True, slots=True)
 class MessageEvent:
-    """A live message, a message from the history, an edit or a deletion. Stored after earlier events of its channel."""
+    """A message (live or from the history), an edit, a deletion or a reaction, stored in order within its channel."""
 
     channel_ref: str
     message_id: int
-    """Id of the message, which becomes the new cursor; 0 for an edit or deletion."""
-    event: InboundMessage | EditEvent | DeletionEvent | None
+    """Id of the message, which becomes the new cursor; 0 for an edit, deletion or reaction."""
+    event: InboundEvent | None
     """The gateway's event, or None for a message that the gateway ignores."""
 
 

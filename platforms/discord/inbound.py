@@ -124,6 +124,22 @@ class EventReader:
             sent_at=self._clock.now(),
         )
 
+    def reaction(self, payload: discord.RawReactionActionEvent) -> values.ReactionEvent | None:
+        """Read a thumb that a person set or removed. Return None for our own reactions and other emoji."""
+        value = values.THUMBS.get((payload.emoji.name or "")[:1])  # a skin tone can follow
+        if value is None or payload.user_id == self._bot_id:
+            return None
+        name, is_bot = ("", False) if payload.member is None else (payload.member.display_name, payload.member.bot)
+        return values.ReactionEvent(
+            event_ref=f"{self._event_ref(payload.message_id)}:{payload.event_type}:{payload.user_id}:{value}",
+            chat=self._chat(payload.channel_id),
+            sender=Sender(platform=PLATFORM, id=str(payload.user_id), name=name, is_bot=is_bot),
+            message_ref=str(payload.message_id),
+            sent_at=self._clock.now(),
+            value=value,
+            is_removed=payload.event_type == "REACTION_REMOVE",
+        )
+
     def interaction(self, interaction: discord.Interaction, text: str, via: values.InputKind) -> InboundMessage | None:
         """Convert a slash command or a pressed button, whose command line is `text`, to a message."""
         if interaction.channel_id is None:

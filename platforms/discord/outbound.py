@@ -17,7 +17,7 @@ import structlog
 
 from hermes_state.aio import wait_until
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable
-from hermes_state.values import Clock, Millis
+from hermes_state.values import Clock, Millis, Sign, SignedMessage
 from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient
@@ -29,6 +29,13 @@ from platforms.settings import DiscordSettings
 from platforms.text import UNFINISHED, unfinished
 
 log = structlog.get_logger(__name__)
+
+_SIGNS = {
+    Sign.SEEN: "\N{EYES}",
+    Sign.DONE: "\N{WHITE HEAVY CHECK MARK}",
+    Sign.FAILED: "\N{CROSS MARK}",
+    Sign.EDITED: "\N{PENCIL}\N{VARIATION SELECTOR-16}",
+}
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -71,6 +78,15 @@ class DiscordSender:
     async def show_typing(self, channel_ref: str) -> None:
         async with self.client.calling(self.settings.request_seconds):
             await self._channel(channel_ref).typing()
+
+    async def react(self, channel_ref: str, signed: SignedMessage) -> bool:
+        """Set a reaction on a message. Return False if the message was deleted."""
+        try:
+            async with self.client.calling(self.settings.request_seconds):
+                await self._message(channel_ref, signed.ref).add_reaction(_SIGNS[signed.sign])
+        except MessageNotFound:
+            return False
+        return True
 
     async def _deliver(self, request: SendRequest, text: str, view: discord.ui.View | None) -> str:
         channel_ref = request.chat.chat_ref

@@ -12,7 +12,7 @@ from yarl import URL
 from hermes_state.errors import PlatformUnavailable, StateError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
-from hermes_state.values import LOCAL_OWNER, ChatKey, Clock, IncomingAttachment, OutboundPart, UserRef
+from hermes_state.values import LOCAL_OWNER, ChatKey, Clock, IncomingAttachment, OutboundPart, SignedMessage, UserRef
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.http_server import http_server
 from platforms.local.access import BrowserAccessControl, address
@@ -192,6 +192,12 @@ class LocalAdapter:
         shown = self._live_chat(chat)
         await show_progress(self._store, shown)
         shown.show_typing()
+
+    async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:
+        return False
+
+    async def sees_reactions(self, group: ChatKey) -> bool:
+        return True
 
     def _live_chat(self, key: ChatKey) -> LiveChat:
         """Return the chat with this key. Raises `PlatformUnavailable` while no page is served."""

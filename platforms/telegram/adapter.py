@@ -21,7 +21,7 @@ from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavaila
 from hermes_state.setting_types import plain
 from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
+from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart, SignedMessage
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.files import CHUNK_BYTES, copy_file, save_stream
@@ -114,6 +114,12 @@ class TelegramAdapter:
 
     async def show_typing(self, chat: ChatKey) -> None:
         await self._running_sender().show_typing(chat)
+
+    async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:
+        return await self._running_sender().react(chat, signed)
+
+    async def sees_reactions(self, group: ChatKey) -> bool:
+        return self._sender is None or await self._sender.is_admin(group)
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         if self._client is None:

@@ -22,7 +22,7 @@ MESSAGE_UNITS = 4096
 """Maximum length of a message, in UTF-16 code units. Apps split longer pastes at this length."""
 PASSED_ON: Final = re.compile("forward_|via_|guest_|is_automatic_forward|sender_business_bot")
 """Prefixes of message fields, in any version of the Bot API, that show that the sender did not write the text."""
-ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query", "my_chat_member")
+ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query", "my_chat_member", "message_reaction")
 """Kinds of updates to request. Without this list, Telegram sends the kinds that the bot requested earlier."""
 _KNOWN: Final = frozenset(inspect.signature(Message).parameters) | {"from"}
 _ABOUT: Final = {"effect_id", "sender_boost_count", "sender_business_bot", "reply_to_story", "suggested_post_info"}
@@ -50,13 +50,13 @@ class UpdateReader:
     username: str
     """Name of the bot without the @."""
 
-    def read(self, update: Update) -> InboundMessage | values.EditEvent | None:
-        """Read a message or an edit. Return None if the gateway ignores it. Pressed buttons are read by `press`."""
+    def read(self, update: Update) -> InboundMessage | values.EditEvent | values.ReactionEvent | None:
+        """Read a message, an edit or a reaction. Return None if the gateway ignores it. `press` reads buttons."""
         if update.message is not None:
             return self._message(update.message)
         if update.edited_message is not None:
             return self._edit(update, update.edited_message)
-        return None
+        return None if update.message_reaction is None else self._reaction(update.message_reaction)
 
     def plain_text(self, raw: dict[str, Any]) -> InboundMessage | None:  # Any: JSON as the Bot API sent it
         """Read a plain private text message without the SDK's slow objects. Returns None for other updates."""
@@ -147,6 +147,25 @@ class UpdateReader:
             message_ref=str(message.message_id),
             sent_at=sent_at,
             words_by=_words_by(message),
+        )
+
+    def _reaction(self, changed: telegram.MessageReactionUpdated) -> values.ReactionEvent | None:
+        """Read a person's new thumb, or the one that was removed. Return None for other emoji and anonymous people."""
+        old, new = (
+            {values.THUMBS.get(one.emoji, 0) for one in reactions if isinstance(one, telegram.ReactionTypeEmoji)} - {0}
+            for reactions in (changed.old_reaction, changed.new_reaction)
+        )
+        if changed.user is None or not (old or new):
+            return None
+        sent_at = Millis(int(changed.date.timestamp() * 1000))
+        return values.ReactionEvent(
+            event_ref=f"{self.bot_id}:r:{changed.chat.id}:{changed.message_id}:{changed.user.id}:{sent_at}",
+            chat=ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(changed.chat.id)),
+            sender=_person(changed.user),
+            message_ref=str(changed.message_id),
+            sent_at=sent_at,
+            value=max(new - old or new or old),
+            is_removed=not new,
         )
 
     def _chat(self, message: telegram.MaybeInaccessibleMessage) -> ChatKey:

@@ -2,18 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 import structlog
 import telegram
 from msgspec.structs import replace
 from telegram import InlineKeyboardMarkup, LinkPreviewOptions, Message, ReplyParameters
-from telegram.constants import ChatAction, FileSizeLimit
+from telegram.constants import ChatAction, FileSizeLimit, ReactionEmoji
 from telegram.error import BadRequest, ChatMigrated, Conflict, Forbidden, InvalidToken, TelegramError
 
 from hermes_state import errors
 from hermes_state.errors import MessageRejected, PlatformError, SendAmbiguous
-from hermes_state.values import Button, ChatKey, OutboundPart
+from hermes_state.values import Button, ChatKey, OutboundPart, Sign, SignedMessage
 from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.settings import TableStyle
@@ -39,6 +40,15 @@ _NOBODY_THERE = (
 )
 _TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
 _NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
+
+_NO_MESSAGE = ("message to react not found", "message_id_invalid")
+_SIGNS = {
+    Sign.SEEN: ReactionEmoji.EYES,
+    Sign.DONE: ReactionEmoji.OK_HAND_SIGN,
+    Sign.FAILED: ReactionEmoji.BROKEN_HEART,
+    Sign.EDITED: ReactionEmoji.WRITING_HAND,
+}
+"""Emoji of the signs. Bots can use only 73 emoji, and no check mark or cross is among them."""
 
 _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # Telegram would preview only one of many links
 
@@ -85,6 +95,18 @@ class TelegramSender:
         await _answered(
             self._bot.send_chat_action(chat.chat_ref, ChatAction.TYPING, message_thread_id=_thread_id(chat))
         )
+
+    async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:
+        """Set the bot's only reaction on a message. Return False if the message was deleted."""
+        emoji = telegram.ReactionTypeEmoji(_SIGNS[signed.sign])
+        reacting = self._bot.set_message_reaction(chat.chat_ref, int(signed.ref), emoji)
+        return await _answered(reacting, unless=_NO_MESSAGE) is not None
+
+    async def is_admin(self, group: ChatKey) -> bool:
+        """Return False if the bot is an ordinary member of a group, to whom Telegram reports no reactions."""
+        with suppress(TelegramError, *UNREADABLE):
+            return (await self._bot.get_chat_member(group.chat_ref, self._bot.id)).status != telegram.ChatMember.MEMBER
+        return True
 
     async def _placeholder(
         self, preview: Preview, part: OutboundPart, keyboard: InlineKeyboardMarkup | None

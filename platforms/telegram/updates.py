@@ -26,7 +26,7 @@ from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 
 from hermes_state.aio import cancel_all
 from hermes_state.errors import StoreUnavailable, TokenRejected
-from hermes_state.values import Clock, EditEvent, InboundMessage, Millis
+from hermes_state.values import Clock, EditEvent, InboundMessage, Millis, ReactionEvent
 from platforms.base import AdapterHealth, AdapterState, Intake, ReceivedEvent
 from platforms.buttons import ButtonCommandStore
 from platforms.settings import TelegramSettings
@@ -45,7 +45,8 @@ from platforms.text import UNREADABLE, known_parts
 
 log = structlog.get_logger(__name__)
 
-Content: TypeAlias = InboundMessage | EditEvent | CallbackQuery | tuple[str, str] | ReachChange | Exception | None
+Event: TypeAlias = InboundMessage | EditEvent | ReactionEvent
+Content: TypeAlias = Event | CallbackQuery | tuple[str, str] | ReachChange | Exception | None
 """Content of an update.
 
 This is an event, a pressed button, the old and new id of a migrated group, a change in the bot's ability to write to a
@@ -61,8 +62,8 @@ class UpdateEvent:
     content: Content
 
     @property
-    def event(self) -> InboundMessage | EditEvent | None:
-        return self.content if isinstance(self.content, InboundMessage | EditEvent) else None
+    def event(self) -> Event | None:
+        return self.content if isinstance(self.content, Event) else None
 
 
 class NotStoredError(NetworkError):

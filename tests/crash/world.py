@@ -97,6 +97,7 @@ class World:
             "HERMES_ACCESS__ALLOW": "telegram:42",
             "HERMES_TELEGRAM__TOKEN": TOKEN,
             "HERMES_TELEGRAM__BASE_URL": self.telegram.url,
+            "HERMES_NOTICES__REACTIONS": "off",  # so that acknowledgements are texts on the screen
             "CRASH_EFFECTS": str(self.effects),
             "CRASH_HOLD_PORT": str(hold_port),
             **self._changes,

@@ -104,7 +104,7 @@ async def test_interrupt_keeps_what_was_done_and_answers_the_newer_message(world
 
 
 async def test_new_waits_for_its_place_and_is_acknowledged_at_once(world: World) -> None:
-    await world.gateway.start()
+    await world.gateway.start(HERMES_NOTICES__REACTIONS="off")
     await world.hold(match="first", text="done with the first")
     await world.say("first")
     await world.turn_runs()

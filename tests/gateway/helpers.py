@@ -37,6 +37,7 @@ from gateway.models.selection import ModelRegistry, Runtime
 from gateway.outbound.adapters import AdapterRegistry, GateRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.notices import NoticeWriter
+from gateway.outbound.reactions import ReactionHandler
 from gateway.schedules import expire_questions, fire_schedules
 from gateway.timers import LOOK_SECONDS, Timer, run_timers
 from gateway.turns.attachments import AttachmentHandler
@@ -67,6 +68,7 @@ from hermes_state.values import (
     OutboundPart,
     Quote,
     Sender,
+    SignedMessage,
     SystemClock,
     Tokens,
     ToolCall,
@@ -191,6 +193,12 @@ class MemoryAdapter:
 
     async def show_typing(self, chat: ChatKey) -> None:
         self.typed.append(chat)
+
+    async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:
+        return False
+
+    async def sees_reactions(self, group: ChatKey) -> bool:
+        return True
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         self.downloads.append(attachment.file_ref)
@@ -388,6 +396,14 @@ class TestGateway:
             clock=clock,
             group=group,
             files=AttachmentFolder(self._folder),
+            reactions=ReactionHandler(
+                store=store,
+                adapters=self.adapters,
+                gates=self.gates,
+                group=group,
+                is_on=lambda: live.config.notices.reactions,
+                has_access=self.access.has_access,
+            ),
         )
         self.notices = NoticeWriter(
             store=store, settings=lambda: live.config.notices, deliver=self.delivery.wake, clock=clock

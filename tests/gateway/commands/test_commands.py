@@ -409,6 +409,8 @@ EVERY_COMMAND = (
     *("/think", "/think high", "/think default", "/think lots"),
     *("/approve", "/approve a1 always", "/deny", "/deny a1 not now", "/tools", "/tools forget"),
     *(
+        "/reactions",
+        "/reactions off",
         "/groupcontext",
         "/groupcontext on",
         "/mcp",

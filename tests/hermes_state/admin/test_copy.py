@@ -52,6 +52,7 @@ INSERT INTO browsers VALUES (4, '00', 'Firefox', 1, 'local:ann', 'Ann');
 INSERT INTO audit VALUES (3, 1, 'local:owner', 'read', 'telegram:42');
 INSERT INTO todos VALUES (1, 1, 'first', 'pending', 1), (1, 2, 'second', 'done', 1);
 INSERT INTO live_buttons VALUES (1, 'undo', 'inbox:1', 'Compressed.');
+INSERT INTO ratings VALUES (2, 'telegram:1', 1, -1, 5, 0);
 INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, next_at, created_at)
   VALUES (1, 'telegram:1', 'Ann', '0 8 * * *', 'UTC', 'wake', 9007199254740993, 1);
 INSERT INTO talk VALUES (5, 1, 'm1', 'telegram:2', 'Bob', 0, 'lunch at noon?', 1);

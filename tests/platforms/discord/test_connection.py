@@ -92,6 +92,7 @@ async def test_only_the_needed_intents_are_requested(harness: DiscordHarness) ->
         [session] = (await harness.get("state"))["sessions"]
     wanted = discord.Intents.none()
     wanted.guilds = wanted.guild_messages = wanted.dm_messages = wanted.message_content = True
+    wanted.guild_reactions = wanted.dm_reactions = True
     assert session["intents"] == wanted.value
 
 

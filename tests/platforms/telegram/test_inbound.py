@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from telegram import Update
 
-from hermes_state.values import AttachmentKind, ChatKind, EditEvent, InboundMessage
+from hermes_state.values import AttachmentKind, ChatKind, EditEvent, InboundMessage, ReactionEvent
 from platforms.telegram.inbound import UpdateReader, read_migration
 from tests.fakes import tg_markup
 
@@ -29,7 +29,7 @@ def update(kind: str = "message", **fields: Any) -> Update:
     return Update.de_json({"update_id": 900, kind: message(**fields)}, None)
 
 
-def read(kind: str = "message", **fields: Any) -> InboundMessage | EditEvent | None:
+def read(kind: str = "message", **fields: Any) -> InboundMessage | EditEvent | ReactionEvent | None:
     return READER.read(update(kind, **fields))
 
 
@@ -268,6 +268,34 @@ def test_the_sender_of_an_anonymous_admin_is_the_chat() -> None:
 
 def test_another_bot_is_marked_as_one() -> None:
     assert read_one(chat=GROUP, **{"from": {**US, "id": 9}}).sender.is_bot
+
+
+PAID = {"type": "paid"}
+CUSTOM = {"type": "custom_emoji", "custom_emoji_id": "5368324170671202286"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fields", "expected"),
+    [
+        ("", "👍", {}, (1, False)),
+        ("👍", "👎", {}, (-1, False)),
+        ("👍", "👎👍", {}, (-1, False)),
+        ("👎👍", "👍", {}, (1, False)),
+        ("👍", "❤", {}, (1, True)),
+        ("👍", "", {"new_reaction": [CUSTOM, PAID]}, (1, True)),
+        ("❤", "🔥", {}, None),
+        ("", "👍", {"user": None, "actor_chat": GROUP}, None),
+    ],
+)
+def test_a_reaction_is_read_as_the_new_or_the_removed_thumb(
+    old: str, new: str, fields: dict[str, Any], expected: tuple[int, bool] | None
+) -> None:
+    both = [[{"type": "emoji", "emoji": emoji} for emoji in one] for one in (old, new)]
+    changed = {"chat": FORUM, "message_id": 61, "date": 1_735_689_901, "user": ADA}
+    raw = {**changed, "old_reaction": both[0], "new_reaction": both[1], **fields}
+    received = READER.read(Update.de_json({"update_id": 900, "message_reaction": raw}, None))
+    assert received is None or isinstance(received, ReactionEvent)
+    assert (None if received is None else (received.value, received.is_removed)) == expected
 
 
 def test_an_edit_carries_the_new_text_and_its_time() -> None:

@@ -156,7 +156,13 @@ async def test_an_album_is_addressed_like_its_caption(live: TelegramHarness) -> 
 async def test_other_kinds_of_updates_are_not_requested(live: TelegramHarness) -> None:
     await eventually(lambda: live.adapter.health().is_ready, "one poll")
     [bot] = (await live.get("state"))["bots"]
-    assert bot["allowed_updates"] == ["callback_query", "edited_message", "message", "my_chat_member"]
+    assert bot["allowed_updates"] == [
+        "callback_query",
+        "edited_message",
+        "message",
+        "message_reaction",
+        "my_chat_member",
+    ]
 
 
 async def test_there_is_never_more_than_one_poll_in_flight(telegram: TelegramHarness) -> None:

@@ -53,7 +53,13 @@ async def test_the_webhook_is_set_with_address_secret_and_kinds(
 ) -> None:
     [bot] = (await live.get("state"))["bots"]
     assert (bot["webhook"]["url"], bot["webhook"]["secret"]) == (webhook.url, SECRET)
-    assert bot["allowed_updates"] == ["callback_query", "edited_message", "message", "my_chat_member"]
+    assert bot["allowed_updates"] == [
+        "callback_query",
+        "edited_message",
+        "message",
+        "message_reaction",
+        "my_chat_member",
+    ]
     assert await live.calls("getUpdates") == []
 
 

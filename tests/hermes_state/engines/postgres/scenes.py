@@ -18,7 +18,7 @@ from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, appl
 from gateway.turns.lanes import _refuse, _start_turn
 from gateway.turns.titles import _keep
 from gateway.turns.transcription import _keep as _keep_transcript
-from hermes_state import inbox, journal, outbox, sessions, talk, tool_runs
+from hermes_state import inbox, journal, outbox, ratings, sessions, talk, tool_runs
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import ensure_chat, load_chat, move_chat
@@ -46,6 +46,7 @@ from hermes_state.values import (
     IncomingAttachment,
     Millis,
     OutboundPart,
+    ReactionEvent,
     Sender,
     ToolCall,
 )
@@ -129,6 +130,18 @@ def edit(ref: str, sender: Sender = ADA) -> EditEvent:
 
 def deletion(ref: str, key: ChatKey = CHAT) -> DeletionEvent:
     return DeletionEvent(event_ref=f"9:gone:{ref}", chat=key, message_ref=ref, sent_at=START)
+
+
+def thumb(value: int, *, is_removed: bool = False) -> ReactionEvent:
+    return ReactionEvent(
+        event_ref="9:r",
+        chat=CHAT,
+        sender=ADA,
+        message_ref="a",
+        sent_at=START,
+        value=value,
+        is_removed=is_removed,
+    )
 
 
 def plan_of(db: Connection, chat_id: ChatId) -> SplitPlan:
@@ -241,6 +254,8 @@ def quiet(db: Connection) -> State:
     exchange(db, chat_id, "five", "six")
     talk.keep(db, chat_id, say("lunch?", "talk").message, "lunch?", has_access=True)
     plan = plan_of(db, chat_id)
+    answer = load_view(db, plan.parent.lineage_id).transcript[-1].id
+    ratings.rate(db, chat_id, answer, thumb(1), None)
     return State(
         chat_id=chat_id,
         earlier=earlier,
@@ -264,6 +279,8 @@ RESTING: Mapping[str, Writer] = {
     "admit/start": lambda s, now: write(admit, say("hello", "hello", may_start=True, shows_talk=True), now),
     "admit/talk": lambda s, now: write(admit, say("at noon", "noon", is_talk=True, queued_notice="I read."), now),
     "apply_edit/talk": lambda s, now: write(talk.apply_edit, edit("talk"), None),
+    "rate": lambda s, now: write(ratings.rate, s.chat_id, s.newest, thumb(-1), None),
+    "rate/removed": lambda s, now: write(ratings.rate, s.chat_id, s.newest, thumb(1, is_removed=True), None),
     "apply_deletion/talk": lambda s, now: write(apply_deletion, deletion("talk"), None, now),
     "reset": lambda s, now: write(command, s.chat_id, in_chat(sessions.reset, s.chat_id), now),
     "resume": lambda s, now: write(command, s.chat_id, in_chat(sessions.resume, s.chat_id, s.earlier), now),

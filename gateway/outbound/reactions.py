@@ -1,0 +1,117 @@
+"""Reactions: signs that the bot sets on people's messages, and people's ratings of its answers.
+
+A sign is a courtesy. It obeys flood control, but it never holds a chat's gate, and its errors never leave this module.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from gateway.outbound.adapters import AdapterRegistry, GateRegistry
+from hermes_state import inbox, ratings
+from hermes_state.aio import own_cancellation, track
+from hermes_state.chats import load_groups
+from hermes_state.errors import ChatUnreachable, HermesError, MessageRejected, RateLimited
+from hermes_state.outbox import WrittenReply
+from hermes_state.store.sql import load_note
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatId, ChatKey, Cursor, ReactionEvent, SignedMessage, UserRef
+
+log = structlog.get_logger()
+
+REQUEST_SECONDS = 3.0
+REFUSED_SECONDS, FAILED_SECONDS = 600.0, 30.0
+"""Seconds without signs in a chat after the platform refused one, and after any other failure."""
+MAX_UNDER_WAY = 20
+"""Maximum number of signs that are being set at the same time. More are left out."""
+
+
+def switch_key(chat_id: ChatId) -> str:
+    """Return the key of the note that stores whether a chat has chosen reactions: `on` or `off`."""
+    return f"reactions.{chat_id}"
+
+
+async def load_switch(store: Store, chat_id: ChatId, *, default: bool) -> bool:
+    chosen = await store.read_short(load_note, switch_key(chat_id))
+    return default if chosen is None else chosen == "on"
+
+
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
+class ReactionHandler:
+    store: Store
+    adapters: AdapterRegistry
+    gates: GateRegistry
+    group: asyncio.TaskGroup
+    is_on: Callable[[], bool]
+    """Returns the setting for chats that have chosen nothing."""
+    has_access: Callable[[UserRef], bool]
+    _tasks: set[asyncio.Task[bool]] = field(default_factory=set, init=False)
+    _pauses: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict, init=False)
+    """Monotonic end of the pause of each chat in which a sign failed, with the reason if the platform refused it."""
+
+    def show_soon(self, chat_id: ChatId, chat: ChatKey, signed: SignedMessage) -> None:
+        """Set a sign without waiting for it."""
+        if len(self._tasks) < MAX_UNDER_WAY:
+            work = self.show(chat_id, chat, signed)
+            try:
+                track(self._tasks, self.group.create_task(work, name=f"sign-{chat_id}"))
+            except RuntimeError:  # the daemon is stopping
+                work.close()
+
+    async def show(self, chat_id: ChatId, chat: ChatKey, signed: SignedMessage) -> bool:
+        """Set a sign. Return False if it is switched off, the platform refuses it or the request fails."""
+        adapter, place = self.adapters.of(chat), (chat.account, chat.chat_ref)
+        is_paused = time.monotonic() < self._pauses.get(place, (0.0, ""))[0]
+        if adapter is None or self.adapters.ownership_of(chat) is None or is_paused:
+            return False
+        try:
+            if not await load_switch(self.store, chat_id, default=self.is_on()):
+                return False
+            with own_cancellation(), self.gates.flood_of(chat).obeyed():
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    return await adapter.react(chat, signed)
+        except RateLimited:
+            return False
+        except Exception as error:  # also a bug in an SDK, which must not end the daemon
+            is_refused = isinstance(error, MessageRejected | ChatUnreachable)
+            seconds, reason = (REFUSED_SECONDS, str(error)) if is_refused else (FAILED_SECONDS, "")
+            self._pauses[place] = time.monotonic() + seconds, reason
+            if len(self._pauses) > 1_000:
+                del self._pauses[next(iter(self._pauses))]
+            is_expected = isinstance(error, HermesError | TimeoutError)
+            log.info("reaction.failed", chat=chat.name, error=type(error).__name__, exc_info=not is_expected)
+        return False
+
+    async def replace(self, chat: ChatKey, chat_id: ChatId, written: WrittenReply) -> bool:
+        """Set the sign of a reply, if it has one. Return False if its text must be sent."""
+        if written.signed is None or written.markdown:
+            return written.signed is not None and await self.show(chat_id, chat, written.signed)
+        self.show_soon(chat_id, chat, written.signed)
+        return True
+
+    async def accept(self, reaction: ReactionEvent, cursor: Cursor | None) -> None:
+        """Store a person's rating of an answer, and move the cursor in the same commit."""
+        found = None
+        if self.has_access(reaction.sender.ref) and not reaction.sender.is_bot:
+            found = await self.store.read_short(ratings.find_answer, reaction)
+        if found is not None and await load_switch(self.store, found[0], default=self.is_on()):
+            if await self.store.write(ratings.rate, *found, reaction, cursor):
+                log.info("answer.rated", chat=reaction.chat.name, value=0 if reaction.is_removed else reaction.value)
+        elif cursor is not None:
+            await self.store.write(inbox.advance_cursor, cursor)
+
+    async def faults(self) -> list[str]:
+        """Return a sentence for each reason why reactions do not work in some chats."""
+        advice = "Allow reactions there, or give the bot the permission to add them."
+        refused = [(*at, why) for at, (ends, why) in self._pauses.items() if why and ends > time.monotonic()]
+        found = [f"The bot's reactions were refused in {name}:{ref} ({why}). {advice}" for name, ref, why in refused]
+        with suppress(TimeoutError, HermesError):
+            async with asyncio.timeout(10.0):
+                for group in await self.store.read(load_groups) if self.is_on() else ():
+                    if (adapter := self.adapters.of(group)) is not None and not await adapter.sees_reactions(group):
+                        found.append(f"The bot gets no reactions of people in {group.name}. Make it an admin there.")
+        return found
