@@ -43,9 +43,30 @@ class TranscriptionSettings:
     model: Annotated[str | None, Setting(default_text="off")] = None
     """Name of a speech-to-text model, such as `whisper-1`. Set a name to enable voice messages."""
     base_url: Annotated[Url | None, Setting(default_text="`model.base_url`")] = None
-    """Base URL of the OpenAI-compatible API for transcription."""
+    """Base URL of the OpenAI-compatible API for audio: transcription and spoken answers."""
     api_key: Annotated[Secret | None, Setting(default_text="`model.api_key`")] = None
-    """API key for transcription."""
+    """API key for audio. A server on your own machine usually needs none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoiceSettings:
+    """Spoken answers: voice messages that follow the text. The server is the one in `transcription`."""
+
+    model: Annotated[str | None, Off, Setting(default_text="off")] = None
+    """Name of a text-to-speech model, such as `gpt-4o-mini-tts`. Set a name to enable spoken answers. The voice is
+    `alloy`. To use another voice, add it after `@`: `gpt-4o-mini-tts@coral`."""
+    reply: Annotated[Literal["never", "same", "always"], AnyCase, Setting()] = "same"
+    """Answers that are also spoken: `never`, `same` (if the person's last message was spoken) or `always`."""
+
+    @property
+    def mode(self) -> Literal["never", "same", "always"]:
+        return self.reply if self.model is not None else "never"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the speech model and of its voice."""
+        name, _, voice = (self.model or "").partition("@")
+        return name, voice or "alloy"
 
 
 @dataclass(frozen=True, kw_only=True)

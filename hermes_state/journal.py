@@ -14,6 +14,7 @@ so a slow or disconnected earlier owner cannot write.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import msgspec
 
@@ -98,6 +99,8 @@ class ModelAnswer:
     reasoning: Reasoning | None = None
     markdown: str = ""
     """Text for the chat if it differs from `text`, for example because a notice was added."""
+    speaks: Literal["never", "same", "always"] = "never"
+    """`same` adds a voice message if the person's message was spoken, and `always` adds one to every answer."""
 
 
 def start_turn(
@@ -408,9 +411,20 @@ def finish_turn(
     _settle_inbox(db, turn, has_late_steers, now)
     reply = _reply(turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id)
     row = outbox.enqueue(db, reply, now, None if is_owed else rendered)
+    if answer.speaks == "always" or (answer.speaks == "same" and _was_spoken(db, turn)):
+        key = f"{reply.dedupe_key}:voice"
+        voice = replace(reply, kind=OutboxKind.VOICE, markdown="", dedupe_key=key, ticket=None, replaces=None)
+        outbox.enqueue(db, voice, now)
     if has_retry:
         outbox.end_offer(db, turn.chat_id, "retry", now)
     return message.id, row if row is not None and row.rendered is not None else None
+
+
+def _was_spoken(db: Connection, turn: RunningTurn) -> bool:
+    """Return True if the newest message from a person was spoken. A retry answers a message of an earlier turn."""
+    query = "SELECT id FROM messages WHERE lineage_id = ? AND origin = 'human' ORDER BY id DESC LIMIT 1"
+    asked = scalar_or_none(db, MessageId, query, (turn.lineage_id,))
+    return asked is not None and TRANSCRIBED_NOTE in load_message(db, asked).body.notes
 
 
 @locks(turn="claim.id")

@@ -62,6 +62,8 @@ class OutboxKind(StrEnum):
     FINAL = "final"
     ERROR = "error"
     STATUS = "status"
+    VOICE = "voice"
+    """Spoken answer, sent after its text. The row is not rendered until its recording is stored."""
 
 
 class OutboxState(StrEnum):
@@ -184,13 +186,15 @@ def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
 def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
     """Make the turn's reply replace its preview (the message `ref`), unless sending the reply has begun."""
     query = "UPDATE outbox SET replaces = ? WHERE turn_id = ? AND part = 0 AND state = 'pending' AND attempts = 0"
-    db.execute(query, (ref, turn_id))
+    db.execute(f"{query} AND kind <> 'voice'", (ref, turn_id))
 
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
     """Load a chat's unsettled rows in sending order: urgent rows first, and the parts of a reply together."""
+    # A voice message without a recording comes last, because no other row waits for it.
     query = f"""SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
-    ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?"""
+    ORDER BY kind = 'voice' AND rendered = 0, next_at > 0,
+      (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?"""
     return select(db, OutboxRow, query, (chat_id, limit))
 
 
@@ -326,10 +330,32 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
     """
     values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
     query = """UPDATE outbox SET state = 'dead', error = 'stopped with /stop', settled_at = :now
-    WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind = 'final' OR part > 0)
+    WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind IN ('final','voice') OR part > 0)
     AND (turn_id IS NULL OR (SELECT min(i.id) FROM inbox i WHERE i.turn_id = outbox.turn_id) < :before)
     AND (CAST(:person AS TEXT) IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)"""
     return db.execute(query, values).rowcount > 0
+
+
+def load_words(db: Connection, row_id: OutboxId) -> str | None:
+    """Load the answer that a voice message speaks. None if the message has a recording, was stopped or was undone."""
+    query = """SELECT coalesce(m.text, '') FROM outbox o JOIN messages m ON m.id = o.message_id
+    WHERE o.id = ? AND o.rendered = 0 AND o.settled_at IS NULL
+    AND NOT EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL)"""
+    return scalar_or_none(db, str, query, (row_id,))
+
+
+def keep_voice(db: Connection, row_id: OutboxId, part: OutboundPart) -> None:
+    """Store the recording of a voice message, which is then sent. Part 0 of the answer's message is its text."""
+    query = "UPDATE outbox SET payload = ?, rendered = 1, part = 1 WHERE id = ?"
+    db.execute(query, (_encode(part).decode(), row_id))
+
+
+@locks(outbox="row.id", chat="row.chat_id")
+def drop_voice(db: Connection, row: OutboxRow, error: str, notice: str, now: Millis) -> None:
+    """Give up on a voice message without a recording, and send `notice` if it is given."""
+    changes, where = "state = 'dead', error = ?, settled_at = ?", "id = ? AND rendered = 0 AND settled_at IS NULL"
+    if db.execute(f"UPDATE outbox SET {changes} WHERE {where}", (error, now, row.id)).rowcount and notice:
+        enqueue(db, Reply(chat_id=row.chat_id, markdown=notice, dedupe_key=f"voice:{row.id}"), now)
 
 
 def close_question(

@@ -101,6 +101,8 @@ class OutboundFile:
     """Content of the file, or a function that reads the stored file, which may have been deleted."""
     attachment_id: int | None = None
     """Database id of the file, if the file is stored."""
+    is_voice: bool = False
+    """True for a recording of an answer, which the platform should show as a voice message."""
 
     async def read(self) -> bytes:
         """Return the content. Raises `MessageRejected` if it was deleted, and `PlatformUnavailable` on a disk error."""
@@ -285,8 +287,8 @@ class PlatformAdapter(Protocol):
         `send`. A lost preview does no harm.
         """
 
-    async def show_typing(self, chat: ChatKey) -> None:
-        """Show that an answer is being written. Raises the errors of `send`."""
+    async def show_typing(self, chat: ChatKey, *, is_recording: bool = False) -> None:
+        """Show that an answer is being written, or that a voice message is recorded. Raises the errors of `send`."""
 
     async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:
         """Set a reaction. Return False if the message was deleted, or if there are no reactions. Raises like `send`."""

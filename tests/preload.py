@@ -10,7 +10,7 @@ IMPORTED_LATE = (
     "agent.model.protocols.anthropic",
     "agent.model.protocols.chat_completions",
     "agent.model.protocols.responses",
-    "agent.model.transcription",
+    "agent.model.audio",
     "anyio._backends._asyncio",
     "apscheduler.executors.asyncio",
     "apscheduler.schedulers.asyncio",

@@ -101,6 +101,14 @@ async def read_json(response: httpx2.Response) -> object:
         await response.aclose()
 
 
+async def read_bytes(response: httpx2.Response) -> bytes:
+    """Return a response body that is not text. Raises `ReplyMalformed` if it is too long."""
+    try:
+        return bytes(await _rest_of(response.aiter_bytes(), bytearray()))
+    finally:
+        await response.aclose()
+
+
 async def _rest_of(pieces: AsyncIterator[bytes], body: bytearray) -> bytearray:
     async for piece in pieces:
         _add(body, piece)

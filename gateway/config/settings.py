@@ -18,6 +18,7 @@ from agent.settings import (
     MemorySettings,
     TerminalSettings,
     TranscriptionSettings,
+    VoiceSettings,
     WebSettings,
     WorkspaceSettings,
 )
@@ -252,6 +253,7 @@ class Config(BaseConfig):
     attachments: AttachmentSettings = Field(default_factory=AttachmentSettings)
     workspace: WorkspaceSettings = Field(default_factory=WorkspaceSettings)
     transcription: TranscriptionSettings = Field(default_factory=TranscriptionSettings)
+    voice: VoiceSettings = Field(default_factory=VoiceSettings)
     terminal: TerminalSettings = Field(default_factory=TerminalSettings)
     web: WebSettings = Field(default_factory=WebSettings)
     mcp: McpConfig = Field(default_factory=McpConfig)

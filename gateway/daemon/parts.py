@@ -51,7 +51,7 @@ from gateway.turns.lanes import LaneRegistry
 from gateway.turns.previews import PreviewMaker
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
-from gateway.turns.transcription import TranscriptionHandler, transcription_client
+from gateway.turns.voice import TranscriptionHandler, VoiceRecorder, speech_client, transcription_client
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.seats import KEEPER, HintKind, account_lock
@@ -119,6 +119,10 @@ class Parts:
         # Turns, commands and incoming messages
         make_client = partial(transcription_client, spending=self.spending)
         self.transcriber = TranscriptionHandler(store=store, runtime=runtime, clock=clock, make_client=make_client)
+        make = partial(speech_client, spending=self.spending)
+        self.recorder = VoiceRecorder(
+            store=store, runtime=runtime, clock=clock, make_client=make, delivery=self.delivery
+        )
         self.titles = TitleWriter(store=store, runtime=runtime, clock=clock)
         self.reloader = self._make_reloader()
         self.lanes = self._make_lanes(slots=loaded.config.sessions.max_turns)
@@ -149,6 +153,7 @@ class Parts:
             zone=lambda: zone_of(self.live.config),
             close_remote=self.previews.close if self.is_shared else None,
             on_unreachable=self.approval_timer.wake,
+            record=lambda row: self.recorder.begin(row),
         )
 
     async def _end_revoked(self, has_access: Callable[[UserRef], bool]) -> None:
@@ -330,8 +335,9 @@ class Parts:
         }
 
     async def _abandon(self) -> None:
-        """Stop deliveries and previews of this node, because another node may now serve its accounts."""
+        """Stop deliveries, recordings and previews of this node, because another node may now serve its accounts."""
         await self.delivery.abandon()
+        await self.recorder.cancel()
         await self.previews.abandon()
 
     def _make_operator(self) -> OperatorHandler:
@@ -356,6 +362,8 @@ class Parts:
         await self.titles.close()
         await self.agents.close()
         await self.transcriber.close()
+        await self.recorder.cancel()
+        await self.recorder.close()
 
 
 def make_adapters(

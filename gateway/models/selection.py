@@ -242,8 +242,8 @@ def preload(config: Config) -> None:
             importlib.import_module(f"agent.model.protocols.{name}")
         importlib.import_module("hermes_state.connector").ssl_context()
     load_features()
-    if config.transcription.model is not None:
-        importlib.import_module("agent.model.transcription")
+    if config.transcription.model is not None or config.voice.model is not None:
+        importlib.import_module("agent.model.audio")
 
 
 def make_model(route: RouteConfig, settings: ModelConfig, network: NetworkSettings | None = None) -> ChatModel:

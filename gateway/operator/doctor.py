@@ -37,6 +37,7 @@ from gateway.operator.checks import CheckResult, failed, fine, skipped, warning
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.turns.attachments import open_attachments
+from gateway.turns.voice import audio_route
 from hermes_state.disk import Room
 from hermes_state.engines.opening import open_offline
 from hermes_state.engines.sqlite.connections import check_engine
@@ -88,7 +89,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
             yield warning("environment", text)
     yield from _home(loaded.home)
     yield from state
-    for check in (_access, _models, _settings, _installed, _costs, _files, _attachments):
+    for check in (_access, _models, _audio, _settings, _installed, _costs, _files, _attachments):
         yield from check(loaded)
     if loaded.config.store.url is not None and "cluster" not in done:
         yield from _cluster(loaded, loaded.config.store.url)
@@ -248,6 +249,18 @@ def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
                 if api not in answers:
                     yield fine(check, f"{name}{text}")
                 answers[api] = True
+
+
+def _audio(loaded: LoadedConfig) -> Iterator[CheckResult]:
+    """Probe the models for recordings and for spoken answers."""
+    config = loaded.config
+    models = {"audio/transcriptions": config.transcription.model, "audio/speech": config.voice.names[0]}
+    for path, name in models.items():
+        try:
+            if name:
+                yield fine("audio", f"{name}: {probe_model(audio_route(config, name), config.network, audio=path)}")
+        except CommandError as error:
+            yield warning("audio", f"{name}: {error}")
 
 
 def _settings(loaded: LoadedConfig) -> Iterator[CheckResult]:

@@ -63,8 +63,11 @@ class UnlistedModelError(CommandError):
     """The server responds, but its list of models does not contain the model."""
 
 
-def probe_model(settings: RouteConfig, network: NetworkSettings, *, may_call: bool = False) -> str:
-    """Request the list of models. If there is no list and `may_call` is set, request one token from the model."""
+def probe_model(settings: RouteConfig, network: NetworkSettings, *, may_call: bool = False, audio: str = "") -> str:
+    """Request the list of models. If there is no list and `may_call` is set, request one token from the model.
+
+    `audio`: path of an audio API, which is called without parameters instead of the chat API.
+    """
     base, fetch = _model_root(settings, network)
     status, body, names = _listed_models(settings, base, fetch)
     if names is not None:
@@ -77,7 +80,7 @@ def probe_model(settings: RouteConfig, network: NetworkSettings, *, may_call: bo
             f"The model's server answers at {base}, but does not list {settings.name}{_nearest(settings.name, names)}"
         )
     if status in (200, 404, 405):
-        path, call = _smallest_call(settings)
+        path, call = (audio, {}) if audio else _smallest_call(settings)
         # Every API refuses a call without parameters, so this call costs nothing.
         status, body = fetch(f"{base}/{path}", body={})
         if status in (404, 405) or (status == 200 and (not body or "error" in body)):

@@ -81,6 +81,8 @@ class Delivery:
     close_remote: Callable[[ChatId], Awaitable[Mapping[TurnId, str]]] | None = None
     """Ends the previews of turns that other processes run in a chat. Returns their placeholder messages."""
     on_unreachable: Callable[[], None] = lambda: None
+    record: Callable[[OutboxRow], None] = lambda _: None
+    """Begins to record a voice message in the background, unless this has begun already."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
     """Time of the next attempt for each failed row, on the monotonic clock, because the system clock can be changed."""
@@ -271,6 +273,9 @@ class Delivery:
         if not rows:
             return None
         row = rows[0]
+        if row.kind is OutboxKind.VOICE and row.written is not None:
+            self.record(row)
+            return None
         if (ended := self._under_way.get(row.id)) is not None:  # a sender of the chat's old id is sending this row
             await ended.wait()
             return 0.0
@@ -340,7 +345,7 @@ class Delivery:
             is_repeat=is_repeat,
             first_tried_at=row.first_tried_at or self.clock.now(),
             text_kind=_text_kind(row),
-            file=file_of(row.rendered, self.files),
+            file=file_of(row.rendered, self.files, is_voice=row.kind is OutboxKind.VOICE),
         )
         try:
             if not self.adapters.is_certain() or self.adapters.ownership_of(chat) != ownership:
@@ -420,7 +425,7 @@ async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int =
 def _text_kind(row: OutboxRow) -> TextKind:
     cause = row.dedupe_key.partition(":")[0]
     match row.kind:
-        case OutboxKind.FINAL:
+        case OutboxKind.FINAL | OutboxKind.VOICE:
             return TextKind.ANSWER
         case OutboxKind.ERROR:
             return TextKind.FAILURE if cause == "turn" else TextKind.ERROR
@@ -428,7 +433,7 @@ def _text_kind(row: OutboxRow) -> TextKind:
             return {"inbox": TextKind.REPLY, "approval": TextKind.QUESTION}.get(cause, TextKind.NOTICE)
 
 
-def file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:
+def file_of(part: OutboundPart, files: AttachmentFolder, *, is_voice: bool = False) -> OutboundFile | None:
     """Return the file of a part, or None if it has no file."""
     if (kept := part.attached) is not None:
         return OutboundFile(
@@ -437,6 +442,7 @@ def file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:
             size_bytes=kept.size_bytes,
             content=partial(files.read, kept.path),
             attachment_id=kept.attachment_id,
+            is_voice=is_voice,
         )
     text = part.file.encode()
     return OutboundFile(name="reply.md", mime="text/markdown", size_bytes=len(text), content=text) if text else None

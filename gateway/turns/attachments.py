@@ -23,7 +23,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.notices import tell_expired
 from gateway.turns import file_kinds
 from gateway.turns.file_kinds import RECORDINGS, AttachmentError
-from gateway.turns.transcription import TranscriptionHandler
+from gateway.turns.voice import TranscriptionHandler
 from hermes_state import attachments, inbox, journal, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat

@@ -245,6 +245,7 @@ class TurnRunner:
             call=answer.call,
             reported_prompt_tokens=answer.reported_prompt_tokens,
             markdown="\n\n".join([answer.text, *notices]) if notices else "",
+            speaks=self.runtime.config.voice.mode,
         )
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:

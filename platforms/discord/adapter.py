@@ -113,7 +113,7 @@ class DiscordAdapter:
     async def show(self, preview: Preview) -> str | None:
         return await self._connected_sender().show(preview)
 
-    async def show_typing(self, chat: ChatKey) -> None:
+    async def show_typing(self, chat: ChatKey, *, is_recording: bool = False) -> None:
         await self._connected_sender().show_typing(chat.chat_ref)
 
     async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:

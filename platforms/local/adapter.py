@@ -188,7 +188,7 @@ class LocalAdapter:
         chat.show_preview(entry)
         return ref
 
-    async def show_typing(self, chat: ChatKey) -> None:
+    async def show_typing(self, chat: ChatKey, *, is_recording: bool = False) -> None:
         shown = self._live_chat(chat)
         await show_progress(self._store, shown)
         shown.show_typing()

@@ -75,7 +75,8 @@ def load_history(
     waiting = [] if before is not None else _waiting(db, chat.id)
     queued = {entry.ref for entry in waiting if entry.is_waiting}
     recent = [replace(entry, is_waiting=entry.is_waiting and entry.ref in queued) for entry in recent]
-    known_refs = chats.known_refs(db, chat.id, [entry.ref for entry in recent]) | {entry.ref for entry in waiting}
+    texts = [entry.ref for entry in recent if entry.sent is None]  # files are not rows of the transcript
+    known_refs = chats.known_refs(db, chat.id, texts) | {entry.ref for entry in waiting}
     since = BEGINNING if is_all else min(row.created_at for row in rows)
     until = 2**62
     if before is not None:  # newer entries belong to the next page

@@ -112,8 +112,8 @@ class TelegramAdapter:
     async def show(self, preview: Preview) -> str | None:
         return await self._running_sender().show(preview)
 
-    async def show_typing(self, chat: ChatKey) -> None:
-        await self._running_sender().show_typing(chat)
+    async def show_typing(self, chat: ChatKey, *, is_recording: bool = False) -> None:
+        await self._running_sender().show_typing(chat, is_recording=is_recording)
 
     async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:
         return await self._running_sender().react(chat, signed)

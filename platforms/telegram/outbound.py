@@ -1,7 +1,7 @@
 """Outbound messages: parts, previews and typing indicators sent through the Bot API, and translation of its errors."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -91,10 +91,9 @@ class TelegramSender:
             return preview.ref
         return await self._placeholder(preview, part, keyboard)
 
-    async def show_typing(self, chat: ChatKey) -> None:
-        await _answered(
-            self._bot.send_chat_action(chat.chat_ref, ChatAction.TYPING, message_thread_id=_thread_id(chat))
-        )
+    async def show_typing(self, chat: ChatKey, *, is_recording: bool = False) -> None:
+        action = ChatAction.RECORD_VOICE if is_recording else ChatAction.TYPING
+        await _answered(self._bot.send_chat_action(chat.chat_ref, action, message_thread_id=_thread_id(chat)))
 
     async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:
         """Set the bot's only reaction on a message. Return False if the message was deleted."""
@@ -169,7 +168,7 @@ class TelegramSender:
         file: OutboundFile | None,
         about: dict[str, Any],  # Any: arguments shared by all methods that send
     ) -> str | None:
-        """Send a text message, a photo (for an image) or a document. Return None if the topic was deleted."""
+        """Send a text, a photo (for an image), a voice message or a document. Return None if the topic was deleted."""
         bot, chat_id = self._bot, chat.chat_ref
         if file is None:
             entities = _stored_entities(part)
@@ -181,10 +180,15 @@ class TelegramSender:
         upload.mimetype = file.mime
         about = {**about, "caption": part.text or None}
         is_photo = file.mime in ("image/jpeg", "image/png", "image/webp")
+        send: Callable[..., Awaitable[Message]] | None = None
         if is_photo and file.size_bytes <= FileSizeLimit.PHOTOSIZE_UPLOAD:
+            send = bot.send_photo
+        elif file.is_voice and file.mime in ("audio/ogg", "audio/mpeg"):
+            send = bot.send_voice
+        if send is not None:
             try:
-                return await _answered(bot.send_photo(chat_id, upload, **about), unless=_TOPIC_GONE)
-            except MessageRejected as error:  # wrong proportions, or not an image
+                return await _answered(send(chat_id, upload, **about), unless=_TOPIC_GONE)
+            except MessageRejected as error:  # wrong proportions, or a person who accepts no voice messages
                 log.info("telegram.sent_as_document", reason=str(error))
         return await _answered(bot.send_document(chat_id, upload, **about), unless=_TOPIC_GONE)
 

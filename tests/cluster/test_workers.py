@@ -12,7 +12,7 @@ from tests.e2e.protocols import conversation_of, prompt_of
 from tests.e2e.test_approvals import delivered
 from tests.e2e.test_compression import page_of
 from tests.e2e.test_files import FREELY, on_telegram
-from tests.e2e.test_voice import EARS, VOICE
+from tests.e2e.test_voice import ALWAYS, EARS, VOICE
 from tests.e2e.world import Gateway
 from tests.fakes.object_store import object_store
 from tests.pictures import picture
@@ -50,6 +50,12 @@ async def test_a_worker_gives_a_file_to_the_chat(cluster: Cluster, tmp_path: Pat
     assert await on_telegram(cluster, "document") == [("as you asked", "plan.md", b"# Plan")]
     assert await cluster.replies(1, match="is on its way to the chat")
     assert "delivery.no_adapter" not in worker.log_text(), "its owner sends it"
+
+
+async def test_the_owner_speaks_the_answer_of_a_worker(cluster: Cluster) -> None:
+    await with_worker(cluster, **ALWAYS)
+    await cluster.say("hello")
+    assert len(await on_telegram(cluster, "voice")) == 1
 
 
 async def test_where_files_are_not_shared_people_are_told_of_one_that_cannot_be_sent(cluster: Cluster) -> None:

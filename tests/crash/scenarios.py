@@ -14,6 +14,7 @@ from tests.crash import (
     previewing,
     scenario,
     scheduling,
+    speaking,
     together,
 )
 from tests.crash.invariants import Label
@@ -145,6 +146,17 @@ SCENARIOS = {
             problems_of=gathering.problems_of,
             untouched_problems_of=gathering.untouched_problems_of,
             environ=gathering.ENVIRON,
+            samples=4,
+            other_samples=0,
+            pairs=20,
+        ),
+        Scenario(
+            name="speaking",
+            play=speaking.play,
+            problems_of=speaking.problems_of,
+            untouched_problems_of=speaking.untouched_problems_of,
+            environ=speaking.ENVIRON,
+            labels=frozenset({Label.POSSIBLE_REPEAT}),
             samples=4,
             other_samples=0,
             pairs=20,

@@ -22,12 +22,12 @@ PIXEL = bytes.fromhex(
 
 async def on_telegram(world: World, kind: str, count: int = 1) -> list[tuple[str, str, bytes]]:
     """Caption, name and bytes of the files of a kind that the bot has sent; waits for them."""
-    method = {"document": "sendDocument", "photo": "sendPhoto"}[kind]
+    method = {"document": "sendDocument", "photo": "sendPhoto", "voice": "sendVoice"}[kind]
     assert len(await world.tg.get("sent", method=method, count=count, wait=20)) == count
     found = []
     for message in (await world.tg.get("chat/42"))["messages"]:
-        if kind in message:
-            file = message[kind] if kind == "document" else message[kind][-1]
+        if kind in message and message["from"]["is_bot"]:
+            file = message[kind][-1] if kind == "photo" else message[kind]
             async with world.http.post(
                 f"{world.tg.url}/bot{TOKEN}/getFile", json={"file_id": file["file_id"]}
             ) as response:

@@ -1,7 +1,8 @@
-"""`POST /v1/audio/transcriptions` of the fake model server.
+"""`POST /v1/audio/transcriptions` and `POST /v1/audio/speech` of the fake model server.
 
 The transcript is the text after `SAYS:` in the recording's bytes, or empty. Models named `whisper…` report usage in
-seconds, one for every 1,000 bytes. Other models report tokens: ten for each of these seconds and one for each word.
+seconds, one for every 1,000 bytes. Other models report tokens: ten for each of these seconds and one for each word. A
+spoken text is the first bytes of its format, the voice, and the text after `SAYS:`.
 """
 
 from aiohttp import web
@@ -43,3 +44,15 @@ async def transcriptions(call: Call) -> web.Response:
             "total_tokens": 10 * seconds + words,
         }
     return j({"text": body["said"], "usage": usage})
+
+
+FIRST_BYTES = {"opus": b"OggS", "mp3": b"ID3", "wav": b"RIFF"}
+
+
+async def speech(call: Call) -> web.Response:
+    """Return a recording of the text. Models named `…-mp3` refuse all other formats."""
+    body = call.body
+    if call.model.endswith("-mp3") and body["response_format"] != "mp3":
+        return j({"detail": [{"loc": ["body", "response_format"], "msg": "Input should be 'mp3'"}]}, 422)
+    first = FIRST_BYTES[body["response_format"]]
+    return web.Response(body=first + f" {body['voice']} SAYS:{body['input']}".encode(), content_type="audio/ogg")

@@ -15,7 +15,7 @@ TEXT_LIMIT, CAPTION_LIMIT = 4096, 1024
 """Maximum lengths in UTF-16 units."""
 DOWNLOAD_LIMIT = 20 * 1024 * 1024
 
-MEDIA = {"sendPhoto": "photo", "sendDocument": "document"}
+MEDIA = {"sendPhoto": "photo", "sendDocument": "document", "sendVoice": "voice"}
 _ACTIONS = frozenset(
     (
         *("typing", "upload_photo", "record_video", "upload_video", "record_voice", "upload_voice"),

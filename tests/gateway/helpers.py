@@ -46,7 +46,7 @@ from gateway.turns.ownership import AllChats
 from gateway.turns.previews import PreviewMaker
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
-from gateway.turns.transcription import TranscriptionHandler, transcription_client
+from gateway.turns.voice import TranscriptionHandler, transcription_client
 from hermes_state.errors import FileSizeExceeded
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import redact
@@ -191,7 +191,7 @@ class MemoryAdapter:
             return None
         return self._make_visible(preview.chat, preview.ref, preview.text)
 
-    async def show_typing(self, chat: ChatKey) -> None:
+    async def show_typing(self, chat: ChatKey, *, is_recording: bool = False) -> None:
         self.typed.append(chat)
 
     async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:

@@ -17,7 +17,7 @@ from hermes_state.errors import ImageFault, ModelError
 
 MIN_OUTPUT_ROOM: Final = 256
 """Minimum number of tokens left for an answer. A prompt that leaves fewer counts as too long."""
-_REQUEST_FAULTS: Final = frozenset({400, 422})
+_REQUEST_FAULTS: Final = frozenset({400, 415, 422})
 """HTTP statuses that providers use for any fault in a request, such as excessive length."""
 
 

@@ -16,9 +16,9 @@ from typing import TextIO
 
 import structlog
 
+from agent.model.audio import TranscriptionModel
 from agent.model.base import Endpoint
 from agent.model.errors import sentence_for
-from agent.model.transcription import TranscriptionModel
 from hermes_state.errors import ModelError, ModelStallTimeout
 from tests.agent.model.asking import request
 from tests.agent.model.ways import WAYS

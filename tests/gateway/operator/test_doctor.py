@@ -304,6 +304,21 @@ async def test_a_server_without_a_list_is_fine_if_it_accepts_calls(environ: dict
     assert "base_url has no path" in lost.text
 
 
+async def test_the_audio_models_are_asked_at_their_own_paths(environ: dict[str, str]) -> None:
+    async def listen(_request: web.Request) -> web.Response:
+        return web.json_response({"error": "no 'file' field in the request"}, status=400)
+
+    app = web.Application()
+    app.router.add_post("/v1/audio/transcriptions", listen)
+    async with Server(app) as audio:
+        server = {"HERMES_TRANSCRIPTION__BASE_URL": f"{audio.url}/v1", "HERMES_TRANSCRIPTION__MODEL": "whisper"}
+        variables = {**environ, **server, "HERMES_VOICE__MODEL": "tts@coral"}
+        found = await asyncio.to_thread(lambda: list(run_checks(variables, is_online=False)))
+    heard, spoken = [one for one in found if one.check == "audio"]
+    assert (heard.verdict, spoken.verdict) == (CheckStatus.FINE, CheckStatus.WARNING)
+    assert f"tts: No API was found at {audio.url}/v1/audio/speech" in spoken.text
+
+
 @pytest.mark.parametrize("tail", ["", "/v1"])
 async def test_an_anthropic_server_is_asked_in_its_own_way(environ: dict[str, str], tail: str) -> None:
     async with Server(fake_llm.make_app()) as llm:

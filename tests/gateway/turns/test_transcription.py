@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.model.audio import TranscriptionClient, TranscriptionModel
 from agent.model.client import RetryPolicy
-from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from gateway.config.settings import Config
 from gateway.turns.file_kinds import AttachmentError
-from gateway.turns.transcription import TranscriptionHandler, endpoint_of
+from gateway.turns.voice import TranscriptionHandler, endpoint_of
 from hermes_state import inbox
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, InboxId, IncomingAttachment
@@ -42,7 +42,7 @@ def test_a_key_is_sent_only_to_its_own_api(
     model: dict[str, str], transcription: dict[str, str], base_url: str | None, api_key: str
 ) -> None:
     config = config_of(model=model, transcription={"model": "whisper-1", **transcription})
-    endpoint = endpoint_of(config)
+    endpoint = endpoint_of(config, "whisper-1")
     assert (endpoint.base_url, endpoint.api_key) == (base_url, api_key)
 
 
@@ -76,7 +76,9 @@ async def test_a_reload_of_prices_or_time_zone_creates_a_new_client(
         def make_client(config: Config) -> TranscriptionClient:
             made_for.append(config)
             return TranscriptionClient(
-                TranscriptionModel(endpoint_of(config)), RecordedCalls(), policy=RetryPolicy(max_attempts=1)
+                TranscriptionModel(endpoint_of(config, "whisper-1")),
+                RecordedCalls(),
+                policy=RetryPolicy(max_attempts=1),
             )
 
         ears = TranscriptionHandler(store=store, runtime=gateway.live, clock=gateway.clock, make_client=make_client)

@@ -10,13 +10,13 @@
 
   async function showPicture(picture) {
     try {
-      picture.src = await fetched(picture.dataset.file);
+      picture.src = await fetched(picture.dataset.file); // a picture, or a recording
       picture.addEventListener("load", () => { URL.revokeObjectURL(picture.src); }, { once: true });
     } catch { picture.hidden = true; } // its name is shown below
   }
 
   document.addEventListener("htmx:after:swap", () => {
-    document.querySelectorAll("#log img[data-file]:not([src])").forEach(showPicture);
+    document.querySelectorAll("#log :is(img, audio)[data-file]:not([src])").forEach(showPicture);
   });
 
   document.addEventListener("click", async (event) => {

@@ -17,7 +17,7 @@ from gateway.commands.runner import _carry_out
 from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, apply_edit
 from gateway.turns.lanes import _refuse, _start_turn
 from gateway.turns.titles import _keep
-from gateway.turns.transcription import _keep as _keep_transcript
+from gateway.turns.voice import _keep as _keep_transcript
 from hermes_state import inbox, journal, outbox, ratings, sessions, talk, tool_runs
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
@@ -235,6 +235,7 @@ BUSY: Mapping[str, Writer] = {
     "move_chat": lambda s, now: write(move_chat, "telegram", "telegram", "42", "-42", now),
     "begin_send": lambda s, now: write(outbox.begin_send, s.owed.id, [PART, PART], CLAIM, now),
     "mark_sent": lambda s, now: write(outbox.mark_sent, s.owed.id, "r77", now),
+    "drop_voice": lambda s, now: write(outbox.drop_voice, s.owed, "no server", "No voice.", now),
     "mark_retry": lambda s, now: write(outbox.mark_retry, s.owed, True, "cut off", CLAIM, LATER),
     "mark_dead": lambda s, now: write(outbox.mark_dead, s.owed, "gone", CLAIM, now),
     "take_account": lambda s, now: write(take_account, "telegram"),
