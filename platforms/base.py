@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.values import (
@@ -76,6 +76,10 @@ class CommandAction:
     options: tuple[CommandOption, ...] = ()
 
 
+CommandPlace: TypeAlias = Literal["anywhere", "direct", "groups"]
+"""Kind of chat in which a command is useful, and whose menu shows it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MenuCommand:
     """Command in the platform's command menu."""
@@ -88,6 +92,7 @@ class MenuCommand:
     actions: tuple[CommandAction, ...] = ()
     """Sub-commands. A command with sub-commands has no options of its own."""
     is_admin_only: bool = False
+    place: CommandPlace = "anywhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

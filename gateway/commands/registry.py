@@ -38,7 +38,7 @@ from hermes_state.values import (
     SessionId,
     UserRef,
 )
-from platforms.base import AdapterHealth, CommandAction, CommandOption, MenuCommand
+from platforms.base import AdapterHealth, CommandAction, CommandOption, CommandPlace, MenuCommand
 
 T = TypeVar("T")
 
@@ -203,6 +203,7 @@ class Command:
     """Sub-commands. One must act like the command without an argument, because some menus show only sub-commands."""
     suggest: Callable[[Runtime], Sequence[str]] = lambda _runtime: ()
     aliases: tuple[str, ...] = ()
+    place: CommandPlace = "anywhere"
     is_admin_only: bool = False
     moderated: str | None = None
     """Regular expression for arguments that only admins and moderators can use in a shared chat."""
@@ -289,6 +290,7 @@ class CommandRegistry:
                 options=command.options,
                 actions=command.actions,
                 is_admin_only=command.is_admin_only,
+                place=command.place,
             )
             for command in self.commands
         ]

@@ -19,7 +19,7 @@ _NUMBER = Option("number", "the schedule's number from the list", is_number=True
 
 
 COMMANDS = (
-    Command("start", READ, people.start, "introduce the bot"),
+    Command("start", READ, people.start, "introduce the bot", place="direct"),
     Command("help", READ, people.help_, "list the commands"),
     Command(
         "new",
@@ -143,6 +143,7 @@ COMMANDS = (
         groups.groupcontext,
         "show or set whether I read and store what is said in this group",
         (Option("state", "on or off", ("on", "off")),),
+        place="groups",
         moderated=".+",
     ),
     Command(

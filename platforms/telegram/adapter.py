@@ -1,6 +1,7 @@
 """Platform adapter for a Telegram bot."""
 
 import asyncio
+import hashlib
 import logging
 import re
 import secrets
@@ -12,7 +13,7 @@ from pathlib import Path
 import structlog
 import telegram
 from telegram import BotCommand, BotCommandScope, BotCommandScopeChat, CallbackQuery
-from telegram.constants import BotCommandLimit, FileSizeLimit
+from telegram.constants import BotCommandLimit, CallbackQueryLimit, FileSizeLimit
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
 from hermes_state import errors
@@ -34,7 +35,7 @@ from platforms.telegram.updates import HealthState, Poller, UpdateHandler
 from platforms.telegram.webhook import keep_webhook, webhook_server
 
 RETRY_SECONDS = 3_600.0
-"""Seconds to wait after a failure before trying to set an admin's menu again."""
+"""Seconds to wait after a failure before trying to set the menus again."""
 
 log = structlog.get_logger(__name__)
 
@@ -187,7 +188,7 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
 
         async def answer() -> None:
             with suppress(TelegramError):  # the app stops the spinner after a while
-                await query.answer(text)
+                await query.answer(text and text[: CallbackQueryLimit.ANSWER_CALLBACK_QUERY_TEXT_LENGTH])
 
         self.spawn(answer(), "telegram.answer_press")
 
@@ -204,45 +205,67 @@ async def _at_start() -> AsyncIterator[None]:
         raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error
 
 
-# Command menus: a public menu, and a longer menu for each admin
+# Command menus, by kind of chat and by role
+
+
+def _menus(items: Sequence[MenuCommand], admins: frozenset[str]) -> dict[str, tuple[BotCommandScope, list[BotCommand]]]:
+    """Return all menus by name. In a direct chat, an admin's menu lists all commands.
+
+    The administrators of a group have no menu, because they have no rights in the gateway.
+    """
+    direct = [item for item in items if item.place != "groups"]
+    everybody = [item for item in direct if not item.is_admin_only]
+    groups = [item for item in items if item.place != "direct" and not item.is_admin_only]
+    return {
+        "direct": (telegram.BotCommandScopeAllPrivateChats(), commands(everybody)),
+        "groups": (telegram.BotCommandScopeAllGroupChats(), commands(groups)),
+        **{one: (BotCommandScopeChat(int(one)), commands(direct)) for one in sorted(admins)},
+    }
 
 
 async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: Intake, store: Store) -> None:
-    """Keep the menus up to date until cancelled. In a direct chat, an admin's menu lists all commands."""
+    """Keep the menus up to date until cancelled."""
     if not items:
         return  # no commands; keep a menu that the operator created
-    await _publish_menu(sdk, [item for item in items if not item.is_admin_only])
-    key, admins, shown = f"{PLATFORM}.menu.{sdk.id}", None, frozenset[str]()
+    admins, is_done = None, True
     while True:
-        # An admin who has never written to the bot cannot have a menu yet.
-        is_done = admins is None or shown == admins
         with suppress(TimeoutError):
             async with asyncio.timeout(None if is_done else RETRY_SECONDS):
                 admins = await intake.next_admins(PLATFORM, admins)
         try:
-            before, admins = (await store.read(load_note, key) or "").split(), admins or frozenset()
-            now = [one for one in admins if await _publish_menu(sdk, items, BotCommandScopeChat(int(one)))]
-            for one in {*before} - admins:
-                with suppress(TelegramError):  # a menu that could not be deleted grants no rights
-                    await sdk.delete_my_commands(BotCommandScopeChat(int(one)))
-            await store.write(save_note, key, " ".join(sorted(now)))
-            shown = frozenset(now)
+            is_done = await _publish_menus(sdk, _menus(items, admins or frozenset()), store)
         except errors.StoreUnavailable as error:
+            is_done = False
             log.warning("telegram.menu_failed", error=type(error).__name__)
 
 
-async def _publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: BotCommandScope | None = None) -> bool:
-    """Set a menu if Telegram has a different menu. On failure, log the error and return False."""
-    wanted = commands(items)
-    try:
-        if await sdk.get_my_commands(scope) == tuple(wanted):
-            return True
-        await sdk.set_my_commands(wanted, scope)
-    except TelegramError as error:
-        log.warning("telegram.menu_failed", error=type(error).__name__)
-        return False
-    log.info("telegram.menu_published", commands=len(wanted))
-    return True
+async def _publish_menus(
+    sdk: telegram.Bot, wanted: dict[str, tuple[BotCommandScope, list[BotCommand]]], store: Store
+) -> bool:
+    """Set the menus that differ from the stored digests, and remove all others. Return False if one was refused."""
+    key = f"{PLATFORM}.menu.{sdk.id}"
+    before = dict(one.partition("=")[::2] for one in (await store.read(load_note, key) or "").split())
+    now = {
+        name: hashlib.sha256(repr([one.to_dict() for one in menu]).encode()).hexdigest()[:16]
+        for name, (_, menu) in wanted.items()
+    }
+    for name, (scope, menu) in wanted.items():
+        if before.get(name) == now[name]:
+            continue
+        try:
+            await sdk.set_my_commands(menu, scope)
+            log.info("telegram.menu_published", menu=scope.type, commands=len(menu))
+        except TelegramError as error:  # an admin who has never written to the bot cannot have a menu yet
+            log.warning("telegram.menu_failed", menu=scope.type, error=type(error).__name__)
+            now[name] = ""
+    for name in before.keys() - wanted.keys():
+        try:
+            await sdk.delete_my_commands(BotCommandScopeChat(int(name)))
+        except TelegramError as error:  # until it is deleted later, the menu grants no rights
+            now |= {} if isinstance(error, BadRequest) else {name: ""}
+    if now != before:
+        await store.write(save_note, key, " ".join("=".join(one) for one in now.items()))
+    return all(now.values())
 
 
 def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
