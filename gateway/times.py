@@ -11,6 +11,24 @@ def format_time(at: Millis, zone: tzinfo | None = UTC) -> str:
     return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone(zone):%Y-%m-%d %H:%M %Z}"
 
 
+def spoken_time(at: Millis, now: Millis, zone: tzinfo | None = UTC) -> str:
+    """Return a past time as people say it at the time `now`.
+
+    >>> now = parse_time("2026-03-31T12:00")
+    >>> [spoken_time(parse_time(f"{at}T09:30"), now) for at in ("2026-03-31", "2026-03-30", "2026-03-29", "2025-03-01")]
+    ['today 09:30', 'yesterday 09:30', 'Sunday 09:30', '1 Mar 2025']
+    >>> spoken_time(Millis(now - 300_000), now)
+    '5 min ago'
+    """
+    then, today = (datetime.fromtimestamp(one / 1000, UTC).astimezone(zone) for one in (at, now))
+    minutes, days = (now - at) // 60_000, (today.date() - then.date()).days
+    if 0 <= minutes < 60:
+        return f"{minutes} min ago" if minutes else "just now"
+    if 0 <= days < 7:
+        return f"{('today', 'yesterday')[days] if days < 2 else f'{then:%A}'} {then:%H:%M}"
+    return f"{then.day} {then:%b}" + (f" {then:%Y}" if then.year != today.year else "")
+
+
 def parse_time(text: str, zone: tzinfo | None = UTC) -> Millis:
     """Parse a date, with or without a time. Times without a UTC offset are in `zone`. Raises `CommandError` if invalid.
 

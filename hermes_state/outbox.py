@@ -172,8 +172,9 @@ def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply |
 
 def _insert_parts(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart]) -> None:
     query = """INSERT INTO outbox
-      (chat_id, turn_id, message_id, dedupe_key, part, kind, payload, rendered, next_at, created_at)
-    SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created_at FROM outbox WHERE id = ?"""
+      (chat_id, turn_id, message_id, dedupe_key, part, kind, payload, rendered, ticket, next_at, created_at)
+    SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, ticket, next_at, created_at
+    FROM outbox WHERE id = ?"""
     for number, part in enumerate(parts[1:], start=1):
         db.execute(query, (number, _encode(part).decode(), row_id))
 
@@ -258,6 +259,13 @@ def end_offer(db: Connection, chat_id: ChatId, topic: OfferTopic, now: Millis) -
     if ref is not None:  # else it was not sent, and its button says that it no longer applies
         enqueue(db, Reply(chat_id=chat_id, markdown=markdown, dedupe_key=f"{key}{CLOSED}", replaces=ref), now)
     return str(key)
+
+
+def forget_offer(db: Connection, chat_id: ChatId, ref: str) -> None:
+    """Forget the offer of the message `ref`, which another text replaces together with its buttons."""
+    query = """DELETE FROM live_buttons WHERE chat_id = ? AND EXISTS (SELECT 1 FROM outbox o
+      WHERE o.dedupe_key = live_buttons.dedupe_key AND o.platform_ref = ?)"""
+    db.execute(query, (chat_id, ref))
 
 
 def load_offer(db: Connection, chat_id: ChatId, topic: OfferTopic) -> str | None:

@@ -26,6 +26,20 @@ def shortened(text: str, limit: int = 60) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def plain(text: str) -> str:
+    """Return a name or a title, which people choose, in one line without marks that Markdown would obey.
+
+    >>> plain("**Ann**\\n[here](http://x)")
+    'Ann here(http://x)'
+    """
+    return " ".join(re.sub(r"[*`~|<>\[\]\\]", "", text).split())
+
+
+def place_name(label: str, name: str) -> str:
+    """Return the name of a chat for people, or the chat's id (`name`) if it has no name."""
+    return f"“{shortened(shown, 40)}”" if (shown := plain(label)) else f"`{name}`"
+
+
 def both_ends(text: str, limit: int) -> str:
     """Return `text`. If it is longer than about `limit` characters, a note replaces its middle."""
     if len(text) <= limit:

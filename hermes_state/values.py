@@ -147,6 +147,8 @@ class InputKind(StrEnum):
     TYPED = "typed"
     SLASH = "slash"
     BUTTON = "button"
+    PAGE = "page"
+    """Button that shows another page of a list in place of the message."""
     SCHEDULED = "scheduled"
 
 
@@ -234,6 +236,8 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     command: str
+    turns_page: bool = False
+    """True if the reply replaces the message, because it is another page of the same list."""
 
 
 class Sign(StrEnum):

@@ -92,6 +92,8 @@ class MenuCommand:
     actions: tuple[CommandAction, ...] = ()
     """Sub-commands. A command with sub-commands has no options of its own."""
     is_admin_only: bool = False
+    is_private: bool = False
+    """True if only the person who sends the command needs the reply."""
     place: CommandPlace = "anywhere"
 
 

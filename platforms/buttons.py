@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
+from hermes_state.values import Button, InputKind
 
 _IN_PLACE = "c:"
+_TURNS_PAGE = "p"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,24 +18,33 @@ class ButtonCommandStore:
     store: Store
     platform: str
     hash_mark: str
-    """Two-character prefix of button data that contains a hash. Must not be `c:`, which marks a whole command."""
+    """Two-character prefix of button data that contains a hash. Must not be `c:`, which marks a whole command.
+
+    The data of a button that turns a page has `p` before either prefix.
+    """
     max_bytes: int
     """Maximum length of button data that the platform accepts, in bytes."""
 
-    async def data_for(self, command: str) -> str:
-        """Return the data for a button that runs `command`. Raises `StoreUnavailable` if it cannot be stored."""
-        data = _IN_PLACE + command
+    async def data_for(self, button: Button) -> str:
+        """Return the data for a button. Raises `StoreUnavailable` if its command cannot be stored."""
+        mark, command = _TURNS_PAGE if button.turns_page else "", button.command
+        data = mark + _IN_PLACE + command
         if len(data.encode()) <= self.max_bytes:
             return data
         digest = hashlib.blake2s(command.encode(), digest_size=16).hexdigest()
         await self.store.write(save_note, f"{self.platform}.button.{digest}", command)
-        return self.hash_mark + digest
+        return mark + self.hash_mark + digest
+
+    @staticmethod
+    def kind_of(data: str) -> InputKind:
+        return InputKind.PAGE if data.startswith(_TURNS_PAGE) else InputKind.BUTTON
 
     async def command_of(self, data: str) -> str | None:
         """Return the command of a pressed button, or None if the data is unknown.
 
         Raises `StoreUnavailable` if the database is not available.
         """
+        data = data.removeprefix(_TURNS_PAGE)
         if data.startswith(_IN_PLACE):
             return data.removeprefix(_IN_PLACE)
         if data.startswith(self.hash_mark):

@@ -7,12 +7,12 @@ from functools import partial
 
 from agent.context.carried.rules import drop_notice
 from agent.context.carried.sections import rules_in_view
-from gateway.commands.registry import CommandRequest, CommandResult, say, set_in_session, transaction
-from gateway.times import format_time
+from gateway.commands.registry import CommandRequest, CommandResult, page_buttons, say, set_in_session, transaction
+from gateway.times import format_time, spoken_time
 from hermes_state import outbox, sessions
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.store.sql import Connection
-from hermes_state.text import counted, shortened
+from hermes_state.text import counted, plain, shortened
 from hermes_state.transcripts import NewMessage, append_to_tip, load_hidden, load_messages, load_view
 from hermes_state.values import (
     Button,
@@ -30,7 +30,7 @@ from hermes_state.values import (
 RULES_HINT = "Send `/rules` to list the rules, or `/rules drop m12` with the id of a rule."
 
 
-SESSIONS_PER_PAGE = 15
+SESSIONS_PER_PAGE = 6
 MAX_PAGES = 100
 
 
@@ -91,18 +91,18 @@ async def list_sessions(request: CommandRequest) -> CommandResult:
     found = loaded[limit - SESSIONS_PER_PAGE : limit]
     if not found:
         return say("This chat has no conversation yet." if page == 1 else "This chat has no more conversations.")
-    lines, buttons = [], []
-    for conversation in found:
-        begun = shortened(conversation.first_words)
-        key, name = conversation.tip.short_key, conversation.title or (f"“{begun}”" if begun else "untitled")
-        mark = " (active)" if conversation.is_active else ""
-        used = format_time(conversation.last_human_at or conversation.tip.started_at, request.zone)
-        lines.append(f"- `{key}` {name}, {counted(conversation.message_count, 'message')}, {used}{mark}")
-        if not conversation.is_active:
+    lines, buttons, now = [], [], request.context.clock.now()
+    for one in found:
+        begun = shortened(plain(one.first_words), 40)
+        name, key = plain(one.title or "") or (f"“{begun}”" if begun else "untitled"), one.tip.short_key
+        used = spoken_time(one.last_human_at or one.tip.started_at, now, request.zone)
+        mark = " (active)" if one.is_active else ""
+        lines.append(f"- {name}{mark}: {counted(one.message_count, 'message')}, {used}, `{key}`")
+        if not one.is_active:
             buttons.append(Button(label=shortened(name, 30), command=f"/resume {key}"))
-    listed = "Conversations in this chat:\n" + "\n".join(lines) + "\n\nTo go back to one, send `/resume <id>`."
-    older = [Button(label="Older", command=f"/sessions {page + 1}")] if len(loaded) > limit and page < MAX_PAGES else []
-    return say(listed, *buttons[:5], *older)
+    hint = "\n\nTo go back to one, press its button." if buttons else ""
+    listed = "Conversations in this chat:\n" + "\n".join(lines) + hint
+    return say(listed, *buttons, *page_buttons("/sessions", page, len(loaded) > limit and page < MAX_PAGES))
 
 
 _RESUME_REFUSALS = {

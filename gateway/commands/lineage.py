@@ -4,44 +4,74 @@ In a shared chat, they show only the conversations of that chat.
 """
 
 import asyncio
+import re
 from dataclasses import dataclass
 from datetime import tzinfo
 
 from agent.context.excerpt import Redact
-from gateway.commands.registry import CommandRequest, CommandResult, say
-from gateway.operator.lookups import SearchRequest, compression_details, find_place, incompleteness, speaker
+from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, page_buttons, say
+from gateway.operator.lookups import MAX_HITS, SearchRequest, compression_details, find_place, incompleteness, speaker
 from gateway.operator.why import load_explained, why_lines
-from gateway.times import format_time, parse_time
+from gateway.times import format_time, parse_time, spoken_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LineageSession, LookupResult, short_key
 from hermes_state.admin.why import Why
+from hermes_state.chats import load_label
 from hermes_state.errors import CommandError, StoreUnavailable
+from hermes_state.outbox import OfferTopic
+from hermes_state.search.full_text import FoundMessage
 from hermes_state.store.sql import Connection
-from hermes_state.text import counted, shortened
+from hermes_state.text import counted, place_name, plain, shortened
 from hermes_state.values import Button, ChatId, MessageId, MessageRole, SessionKind, Transcript, recall_id
 
-MAX_SESSIONS = 12
+MAX_SESSIONS = 6
+HITS_PER_PAGE = 5
 MAX_ROWS = 8
 ROWS_BEFORE = 1
 
 
 async def lineage(request: CommandRequest) -> CommandResult:
+    """List the sessions of a chat or a conversation in at most eight lines. `/session` shows the details."""
+    name, page = _paged(request.argument)
+
     def load(db: Connection) -> list[LineageSession]:
-        chat_id, name = request.chat.id, request.argument
-        place = find_place(db, name, request.reachable_chat) if name else LookupResult(chat_id=chat_id)
-        return lineage_queries.load_lineage_sessions(db, place, MAX_SESSIONS + 1)
+        place = find_place(db, name, request.reachable_chat) if name else LookupResult(chat_id=request.chat.id)
+        return lineage_queries.load_lineage_sessions(db, place, page * MAX_SESSIONS + 1)
 
     sessions = await request.context.store.read(load)
-    if not sessions:
-        return say("This chat has no conversation yet.")
-    head = f"Sessions of `{sessions[-1].chat.name}`, oldest first"
-    head += f" (the newest {MAX_SESSIONS}; the command line shows all):" if len(sessions) > MAX_SESSIONS else ":"
-    lines = "\n".join(
-        f"- `{short_key(one.key)}`, {_place(one)}, {_begun(one, request.zone)}, "
-        f"{counted(one.message_count, 'message')}, {_ended(one, request.zone)}"
-        for one in sessions[-MAX_SESSIONS:]
-    )
-    return say(f"{head}\n{lines}\n\nTo open one, send `/session <id>`.")
+    end = len(sessions) - (page - 1) * MAX_SESSIONS
+    if end <= 0:
+        return say("There are no earlier sessions." if sessions else "This chat has no conversation yet.")
+    shown, now = sessions[max(0, end - MAX_SESSIONS) : end], request.context.clock.now()
+    newest = shown[-1]
+    lines = [f"Sessions of {place_name(newest.label, newest.chat.name)}, oldest first:"]
+    for one in shown:
+        messages, begun = counted(one.message_count, "message"), spoken_time(one.started_at, now, request.zone)
+        lines.append(f"- `{short_key(one.key)}` {begun}, {messages}, {_state(one)}")
+    buttons = [Button(label="Open the newest", command=f"/session {short_key(newest.key)}")]
+    can_undo = page == 1 and newest.chat == request.chat.key and newest.layer is not None and newest.ended_at is None
+    if can_undo:
+        buttons.append(Button(label="Undo compression", command=f"/compress undo #{short_key(newest.key)}"))
+    turns = page_buttons(f"/lineage {name} --page".replace("  ", " "), page, len(sessions) > page * MAX_SESSIONS)
+    # An outdated private message on Discord cannot be edited, so its button then says that it no longer applies.
+    is_private = request.row.payload.ticket is not None and request.chat.kind.is_shared
+    offer: OfferTopic | None = "undo" if can_undo and not is_private else None
+    reply = CommandReply(markdown="\n".join(lines), buttons=(*buttons, *turns), offer=offer)
+    return CommandResult(apply=lambda _db, _now: reply)
+
+
+_ENDS = {"compression": "compressed", "undo": "compression undone", "reset": "ended with /new", "switched": "left"}
+
+
+def _state(one: LineageSession) -> str:
+    ended = "open" if one.end_reason is None else _ENDS.get(one.end_reason, one.end_reason)
+    return f"{_place(one)}, {ended}" if one.kind is SessionKind.SUBAGENT else ended
+
+
+def _paged(argument: str) -> tuple[str, int]:
+    """Split an argument into its words and the number of a page, which a page button adds."""
+    found = re.fullmatch(r"(.*?)\s*--page ([1-9]\d{0,2})", argument, re.DOTALL)
+    return (found[1], int(found[2])) if found is not None else (argument, 1)
 
 
 def _place(one: LineageSession) -> str:
@@ -68,28 +98,38 @@ def _ended(one: LineageSession, zone: tzinfo | None) -> str:
 
 
 async def search(request: CommandRequest) -> CommandResult:
-    lookup, store = _parse_search(request.argument, request.zone), request.context.store
+    words, page = _paged(request.argument)
+    page = min(page, MAX_HITS // HITS_PER_PAGE)
+    lookup, store = _parse_search(words, request.zone, page * HITS_PER_PAGE + 1), request.context.store
+
+    def load(db: Connection) -> tuple[list[FoundMessage], dict[ChatId, str]]:
+        found = lookup.read(db, request.reachable_chat)
+        shown = found[(page - 1) * HITS_PER_PAGE :]
+        return shown, {one.chat_id: load_label(db, one.chat_id) for one in shown}
+
     try:
-        found = await store.read_within(2.0, lookup.read, request.reachable_chat)
+        found, labels = await store.read_within(2.0, load)
         advice = [] if found else await store.read_within(2.0, lookup.advise, request.reachable_chat)
         notes = list(filter(None, [await store.read(incompleteness)]))
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read the data. Try less common words.") from error
     if not found:
-        return say(" ".join([*advice, *notes]))
-    redact, lines, buttons = request.redactor, notes, []
-    for one in await asyncio.to_thread(lambda: [lookup.redacted(hit, redact) for hit in found]):
-        name, who = recall_id(one.message_id), one.sender_name or one.role
-        head = f"`{name}` {format_time(one.created_at, request.zone)}, {who} in `{one.chat.name}`"
+        return say(" ".join([*(advice if page == 1 else ["There are no more results."]), *notes]))
+    redact, lines, buttons, shown = request.redactor, notes, [], found[:HITS_PER_PAGE]
+    for one in await asyncio.to_thread(lambda: [lookup.redacted(hit, redact) for hit in shown]):
+        name, who = recall_id(one.message_id), plain(one.sender_name or one.role)
+        label = labels[one.chat_id]
+        where = "" if who == plain(label) else f" in {place_name(label, one.chat.name)}"
+        head = f"`{name}` {format_time(one.created_at, request.zone)}, {who}{where}"
         lines.append(f"{head}, session `{short_key(one.session_key)}`\n{one.snippet}")
         buttons.append(Button(label=f"Open {name}", command=f"/session {name}"))
-    return say("\n\n".join(lines), *buttons)
+    return say("\n\n".join(lines), *buttons, *page_buttons(f"/search {words} --page", page, len(found) > HITS_PER_PAGE))
 
 
 _OPTIONS = {"chat": "a chat such as `telegram:42`", "role": "user, assistant or tool", "since": "a date"}
 
 
-def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
+def _parse_search(argument: str, zone: tzinfo | None, limit: int) -> SearchRequest:
     """Parse words and options in any order. A dash counts as `--`, because some phones turn two hyphens into a dash."""
     words: list[str] = []
     options: dict[str, str] = {}
@@ -115,7 +155,7 @@ def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
         role=MessageRole(role) if role is not None else None,
         since=parse_time(options["since"], zone) if "since" in options else None,
         order="newest" if "newest" in options else "best",
-        limit=5,
+        limit=limit,
     )
 
 
@@ -136,7 +176,7 @@ async def session(request: CommandRequest) -> CommandResult:
     place = _place(one) if one.kind is SessionKind.SUBAGENT else f"depth {one.depth} of its conversation"
     parent = f"\nParent `{short_key(one.parent_key)}`." if one.parent_key is not None else ""
     head = (
-        f"Session `{short_key(one.key)}` of `{one.chat.name}`, {place}.\n"
+        f"Session `{short_key(one.key)}` of {place_name(one.label, one.chat.name)}, {place}.\n"
         f"Started {_begun(one, zone)}; {_ended(one, zone)}; {counted(one.message_count, 'message')}.{parent}"
     )
     lines = await asyncio.to_thread(_row_lines, opened, request.redactor, zone)

@@ -10,6 +10,7 @@ from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
+from hermes_state.text import place_name, plain
 from hermes_state.values import Millis, UserRef
 
 
@@ -23,13 +24,18 @@ async def start(request: CommandRequest) -> CommandResult:
 
 
 async def help_(request: CommandRequest) -> CommandResult:
-    return say(request.context.registry.help(request.role))
+    registry = request.context.registry
+    name, is_admin = request.argument, request.role is UserRole.ADMIN
+    return say(
+        registry.explain(name, is_admin=is_admin) if name else registry.help(request.chat.kind, is_admin=is_admin)
+    )
 
 
 async def whoami(request: CommandRequest) -> CommandResult:
     row, chat = request.row, request.chat
-    who = f"You are {row.sender_name} (`{row.sender_ref}`), and your role is {request.role}."
-    return say(f"{who}\nThis chat is `{chat.key.name}`.")
+    who = f"You are {plain(row.sender_name)} (`{row.sender_ref}`), and your role is {request.role}."
+    called = f"{place_name(chat.title, '')} (`{chat.key.name}`)" if chat.title else f"`{chat.key.name}`"
+    return say(f"{who}\nThis chat is {called}.")
 
 
 async def pair(request: CommandRequest) -> CommandResult:

@@ -25,6 +25,7 @@ from hermes_state.redaction import Redactor
 from hermes_state.sessions import Session
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
+from hermes_state.text import closest, shortened
 from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     Button,
@@ -82,6 +83,8 @@ class CommandResult:
     apply: Apply
     after: Callable[[], Awaitable[None]] | None = None
     """Called after the transaction, even if the transaction failed."""
+    turns_page: bool = False
+    """True if the reply replaces the message whose button was pressed."""
 
 
 class TaskRegistry:
@@ -205,6 +208,8 @@ class Command:
     aliases: tuple[str, ...] = ()
     place: CommandPlace = "anywhere"
     is_admin_only: bool = False
+    is_private: bool = False
+    """True if only the sender needs the reply. Commands of the kind `read` are always private."""
     moderated: str | None = None
     """Regular expression for arguments that only admins and moderators can use in a shared chat."""
     unstored: Callable[[CommandContext, ChatKey], str] | None = None
@@ -248,6 +253,14 @@ def say(markdown: str, *buttons: Button) -> CommandResult:
     return CommandResult(apply=lambda _db, _now: CommandReply(markdown=markdown, buttons=buttons))
 
 
+def page_buttons(command: str, page: int, has_more: bool) -> tuple[Button, ...]:
+    """Return the buttons below a page of a list. They show the page before or after it in the same message."""
+    turns = (("Back", page - 1, page > 1), ("More", page + 1, has_more))
+    return tuple(
+        Button(label=label, command=f"{command} {number}", turns_page=True) for label, number, exists in turns if exists
+    )
+
+
 def set_in_session(
     request: CommandRequest, write: Callable[[Connection, SessionId, T], None], value: T, text: str
 ) -> CommandResult:
@@ -269,11 +282,16 @@ def transaction(apply: Callable[[CommandRequest, Connection, Millis], CommandRep
     return handle
 
 
-class CommandRegistry:
-    """Commands by name and alias, in the order of `/help`."""
+CommandGroup: TypeAlias = tuple[str, str, str, str]
+"""Part of `/help`: title, names of the commands, an example, and what the example does."""
 
-    def __init__(self, commands: Iterable[Command]) -> None:
+
+class CommandRegistry:
+    """Commands by name and alias, in the order of the menus, and in groups for `/help`."""
+
+    def __init__(self, commands: Iterable[Command], groups: Sequence[CommandGroup] = ()) -> None:
         self.commands = tuple(commands)
+        self.groups = groups
         self.by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
 
     def resolve(self, text: str, words_by: str | None) -> tuple[ParsedCommand | None, Command | None]:
@@ -290,19 +308,45 @@ class CommandRegistry:
                 options=command.options,
                 actions=command.actions,
                 is_admin_only=command.is_admin_only,
+                is_private=command.is_private or command.kind is CommandKind.READ,
                 place=command.place,
             )
             for command in self.commands
         ]
 
-    def help(self, role: UserRole) -> str:
-        """Return the list of commands for a role as Markdown."""
-        lines = []
-        for command in self.commands:
-            if command.is_admin_only and role is not UserRole.ADMIN:
-                continue
-            also = "".join(f", `/{alias}`" for alias in command.aliases)
-            admin = " (admins)" if command.is_admin_only else ""
-            syntax = " ".join(filter(None, (command.name, command.argument)))
-            lines.append(f"- `/{syntax}`{also}: {command.description}{admin}")
+    def unknown(self, name: str) -> str:
+        """Return the reply to a command that does not exist."""
+        meant = closest(name, self.by_name)
+        question = f" Did you mean /{meant}?" if meant is not None else ""
+        return f"There is no command /{name}.{question} /help lists all commands."
+
+    def help(self, kind: ChatKind, *, is_admin: bool) -> str:
+        """Return the groups of commands for a person in a kind of chat, as Markdown."""
+        elsewhere, parts = "direct" if kind.is_shared else "groups", []
+        for title, names, example, effect in self.groups:
+            group = [self.by_name[name] for name in names.split()]
+            shown = [one for one in group if one.place != elsewhere and (is_admin or not one.is_admin_only)]
+            if shown:
+                listed = " ".join(f"/{one.name}" for one in shown)
+                parts.append(f"**{title}**\n{listed}\n`{example}` {effect}.")
+        return "\n\n".join([*parts, "`/help schedule` explains one command."])
+
+    def explain(self, name: str, *, is_admin: bool) -> str:
+        """Return the explanation of one command for `/help <command>`."""
+        command = self.by_name.get(name.removeprefix("/").lower())
+        if command is None:
+            return self.unknown(shortened(name.removeprefix("/"), 32))
+        if command.is_admin_only and not is_admin:
+            return f"Only admins can use /{command.name}."
+        also = "".join(f", `/{alias}`" for alias in command.aliases)
+        lines = [f"`/{' '.join(filter(None, (command.name, command.argument)))}`{also}: {command.description}."]
+        for action in command.actions:
+            words = " ".join([command.name, action.words, *(f"<{option.name}>" for option in action.options)])
+            lines.append(f"- `/{words}`: {action.description}")
+        lines += [f"- `{option.name}`: {option.description}" for option in command.options]
+        if command.moderated is not None:
+            lines.append("In a shared chat, some of this is only for admins and moderators.")
+        for _, _, example, effect in self.groups:
+            if example[1:].split()[0] == command.name:
+                lines.append(f"Example: `{example}` {effect}.")
         return "\n".join(lines)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -27,9 +28,8 @@ from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, nested
-from hermes_state.text import closest
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
+from hermes_state.values import ChatKey, InboundMessage, InboxId, InputKind, Millis
 
 log = structlog.get_logger()
 
@@ -96,12 +96,12 @@ class CommandRunner:
             try:
                 try:
                     effect = await self._decide(row, chat)
-                    outcome = await self._store(row, chat, effect.apply)
+                    outcome = await self._store(row, chat, effect)
                 except StoreUnavailable:  # the caller will try again
                     raise
                 except Exception:  # the user gets a reply, and the chat continues
                     log.exception("command.crashed", command=_name_of(row))
-                    outcome = await self._store(row, chat, say(CRASH_SENTENCE).apply)
+                    outcome = await self._store(row, chat, say(CRASH_SENTENCE))
                 self._delivery.wake(row.chat_id)
             finally:
                 # A cancelled command does not wait long for an unavailable database.
@@ -120,8 +120,9 @@ class CommandRunner:
             log.info("command.done", command=_name_of(row))
         return outcome if isinstance(outcome, RunningTurn) else None
 
-    async def _store(self, row: InboxRow, chat: Chat, apply: Apply) -> CommandReply | RunningTurn | None:
-        return await self._context.store.write_with_retry(_carry_out, row, chat, apply, self._context.clock.now())
+    async def _store(self, row: InboxRow, chat: Chat, effect: CommandResult) -> CommandReply | RunningTurn | None:
+        given = (row, chat, effect.apply, self._context.clock.now(), effect.turns_page)
+        return await self._context.store.write_with_retry(_carry_out, *given)
 
     async def _run_stored(self, inbox_id: InboxId) -> None:
         """Run a stored command outside the queue. In the queue, `/stop` would wait for the turn that it stops."""
@@ -144,15 +145,16 @@ class CommandRunner:
         if role is None:
             return say("You no longer have access to this bot.")
         if command is None:
-            meant = closest(parsed.name, self._context.registry.by_name)
-            question = f" Did you mean /{meant}?" if meant is not None else ""
-            return say(f"There is no command /{parsed.name}.{question} /help lists all commands.")
+            return say(self._context.registry.unknown(parsed.name))
         place = (self._context.access, row.sender_ref, chat.key, chat.kind)
         if (refusal := command.refusal(parsed.argument, *place)) is not None:
             return say(refusal)
         request = CommandRequest(context=self._context, row=row, chat=chat, role=role, argument=parsed.argument)
         try:
-            return await command.handler(request)
+            result = await command.handler(request)
+            # Everybody in a `per_user` group presses the same buttons, but each person has separate lists.
+            is_same_list = not chat.key.user_ref or row.payload.ticket is not None
+            return replace(result, turns_page=row.payload.via is InputKind.PAGE and is_same_list)
         except CommandError as error:
             return say(str(error))
         except StoreUnavailable:
@@ -161,7 +163,7 @@ class CommandRunner:
 
 @locks(inbox="row.id", chat="row.chat_id", calls="apply")
 def _carry_out(
-    db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis
+    db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis, turns_page: bool
 ) -> CommandReply | RunningTurn | None:
     """Store the effect of a command, unless its inbox row is settled or already belongs to a turn."""
     stored = inbox.load(db, row.id)
@@ -171,12 +173,15 @@ def _carry_out(
         with nested(db):
             result = apply(db, now)
     except CommandError as error:
-        result = str(error)
+        result, turns_page = str(error), False
     if isinstance(result, RunningTurn):
         return result
     reply = result if isinstance(result, CommandReply) else CommandReply(markdown=result)
     inbox.settle(db, row.id, InboxState.DONE, now)
     stored_reply = reply_to(row, chat, reply, f"inbox:{row.id}")
+    if turns_page:
+        stored_reply = replace(stored_reply, replaces=row.message_ref)
+        outbox.forget_offer(db, chat.id, row.message_ref)
     if reply.offer is not None:
         outbox.offer(db, stored_reply, reply.offer, now)
     else:

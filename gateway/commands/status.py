@@ -26,48 +26,50 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.sessions import Session, count_messages, load_active, load_title
 from hermes_state.store.sql import Connection
-from hermes_state.text import counted
+from hermes_state.text import counted, plain
 from hermes_state.turns import RunningTurn, find_open_turn
 from hermes_state.values import ChatId, ChatKey
 from platforms.base import AdapterState
 
 
 async def status(request: CommandRequest) -> CommandResult:
-    context, chat = request.context, request.chat
-    session, title, messages, waiting, turn = await context.store.read(_load_status, chat.id)
-    lines = list(_model_lines(context, session.chosen_model if session is not None else None))
-    if session is None:
-        lines.append("- Conversation: none yet; send a message to start one")
-    else:
-        name = f"“{title}”, " if title else ""
-        lines.append(f"- Conversation: {name}`{session.short_key}`, {counted(messages, 'message')}")
+    """Describe the chat in at most six lines. Admins also see routes, limits and every connection."""
+    context, is_admin = request.context, request.role is UserRole.ADMIN
+    session, title, messages, waiting, turn = await context.store.read(_load_status, request.chat.id)
+    choice = session.chosen_model if session is not None else None
+    model, *trouble = _model_lines(context, choice, is_admin=is_admin)
+    about = ["- Conversation: none yet; send a message to start one"]
+    if session is not None:
+        name = f"“{plain(title)}”, " if title else ""
+        about = [f"- Conversation: {name}{counted(messages, 'message')}, `{session.short_key}`"]
         settings = context.runtime.config.model
         chosen = route_of(settings, session.chosen_model) or settings.route
         if (by := context.runtime.fallbacks.of(session.lineage_id, chosen)) is not None:
-            lines.append(f"- The last answer came from {by.label} because {chosen.label} failed")
-        lines += await context_lines(request, session)
-    if turn is not None and not turn.is_waiting:
-        lines.append(_running_line(context, turn))
-    if waiting:
-        lines.append(f"- Queue: {counted(waiting, 'message')}")
-    if request.role is UserRole.ADMIN and (line := context.peer_line()) is not None:
-        lines.append(line)
-    return say("\n".join([*lines, *_connection_lines(context)]))
+            trouble.append(f"The last answer came from {by.label} because {chosen.label} failed")
+        about += await context_lines(request, session, is_short=not is_admin)
+    now = [_running_line(context, turn)] if turn is not None and not turn.is_waiting else []
+    now += [f"Queue: {counted(waiting, 'message')}"] if waiting else []
+    lines = [model, *about, *(f"- {'; '.join(part)}" for part in (trouble, now) if part)]
+    if not is_admin:
+        return say("\n".join([*lines, _connected_line(context)]))
+    return say("\n".join([*lines, *filter(None, [context.peer_line()]), *_connection_lines(context)]))
 
 
 def status_unstored(context: CommandContext, key: ChatKey) -> str:
     """Return the reply to `/status` without using the database. Used while the database cannot be written."""
     running = context.lanes.running_in(key)
+    model, *trouble = _model_lines(context, running.chosen_model if running is not None else None)
+    doing = [*trouble, *([_running_line(context, running)] if running is not None else [])]
     lines = [
         "- Database: not writable because it is locked or its disk is full; new messages must wait",
-        *_model_lines(context, running.chosen_model if running is not None else None),
-        *([_running_line(context, running)] if running is not None else []),
+        model,
+        *(f"- {one}" for one in doing),
     ]
     return "\n".join([*lines, *_connection_lines(context)])
 
 
-def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
-    """Describe the model of a conversation, and the model's circuit breaker if that is open."""
+def _model_lines(context: CommandContext, choice: str | None, *, is_admin: bool = False) -> Iterator[str]:
+    """Yield the line about the conversation's model, then a clause about its circuit breaker if that is open."""
     settings = context.runtime.config.model
     known = route_of(settings, choice)
     choice, route = (None, settings.route) if known is None else (choice, known)
@@ -80,14 +82,20 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
     # Some providers cache every prompt, so only caching that the gateway itself requests is shown.
     caching = f"; prompt caching on ({settings.cache_ttl})" if marks_prompts(client.name, client.route) else ""
     chosen = ", chosen here" if choice is not None else ""
-    yield f"- Model: {called}, route {client.route}{chosen}{caching}"
+    yield f"- Model: {called}{chosen}" + (f", route {client.route}{caching}" if is_admin else "")
     if (circuit := client.breaker.open) is not None:
-        yield f"- {route.label} {circuit.why}; paused for {max(1, round(circuit.seconds))} s"
+        yield f"{route.label} {circuit.why}; paused for {max(1, round(circuit.seconds))} s"
 
 
 def _running_line(context: CommandContext, running: RunningTurn) -> str:
     seconds = max(0, context.clock.now() - running.started_at) // 1000
-    return f"- Working on an answer ({seconds} s so far); /stop cancels it"
+    return f"Working on an answer ({seconds} s so far); /stop cancels it"
+
+
+def _connected_line(context: CommandContext) -> str:
+    health = sorted(context.health().items())
+    missing = [f"{name} ({one.state.value.replace('_', ' ')})" for name, one in health if not one.is_ready]
+    return f"- Not connected: {', '.join(missing)}" if missing else f"- Connected: {', '.join(dict(health))}"
 
 
 def _connection_lines(context: CommandContext) -> Iterator[str]:
@@ -99,8 +107,8 @@ def _connection_lines(context: CommandContext) -> Iterator[str]:
         yield f"- {name}: {'connected' if is_good else health.state.value.replace('_', ' ')}{detail}"
 
 
-async def context_lines(request: CommandRequest, session: Session) -> list[str]:
-    """Describe the context window: its size, how full it is, and whether it is too small."""
+async def context_lines(request: CommandRequest, session: Session, *, is_short: bool = False) -> list[str]:
+    """Describe the context window: how full it is and, unless `is_short`, its size and whether it is too small."""
     runtime = request.context.runtime
     model, engine = runtime.model_of(session.chosen_model), runtime.agent.context.engine.name
     status = await runtime.agent.context.status(request.conversation(session), model)
@@ -112,6 +120,8 @@ async def context_lines(request: CommandRequest, session: Session) -> list[str]:
     if not model.context.enabled:
         acts = "compressed only by /compress"
     done = f"compressed {counted(times, 'time')} so far" if times else "not compressed so far"
+    if is_short:
+        return [f"- Context: {percent} % full, {done}"]
     used = f"about {status.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate)"
     is_bound = limits.longest_prompt < limits.context_length
     bound = f"; a prompt can use {limits.longest_prompt:,} of them" if is_bound else ""
@@ -145,7 +155,9 @@ async def usage(request: CommandRequest) -> CommandResult:
     lines = ["This chat has no conversation yet."]
     if session is not None:
         context_line = (await context_lines(request, session))[0]
-        lines = [f"This conversation, `{session.short_key}`:", *usage_lines(found), context_line]
+        title = await context.store.read(load_title, session.lineage_id)
+        name = f"“{plain(title)}”, " if title else ""
+        lines = [f"This conversation, {name}`{session.short_key}`:", *usage_lines(found), context_line]
     lines += ["", "Spending caps and today's usage:" if found.caps else "Today:"]
     lines += today_lines(found, tells_all=request.role is UserRole.ADMIN and not chat.kind.is_shared)
     return say("\n".join(lines))

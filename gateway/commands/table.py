@@ -20,7 +20,9 @@ _NUMBER = Option("number", "the schedule's number from the list", is_number=True
 
 COMMANDS = (
     Command("start", READ, people.start, "introduce the bot", place="direct"),
-    Command("help", READ, people.help_, "list the commands"),
+    Command(
+        "help", READ, people.help_, "list the commands, or explain one", (Option("command", "the name of a command"),)
+    ),
     Command(
         "new",
         CHANGE,
@@ -199,6 +201,7 @@ COMMANDS = (
         status.status,
         "show the model, conversation, context and connections",
         unstored=status.status_unstored,
+        is_private=True,
     ),
     Command("retry", CHANGE, turns.retry, "answer the last message again"),
     Command(
@@ -237,6 +240,7 @@ COMMANDS = (
         CONTROL,
         people.pair,
         "list, approve or revoke access",
+        is_private=True,
         actions=(
             Action("list", "show pairing requests and paired people"),
             Action(
@@ -285,4 +289,17 @@ COMMANDS = (
     ),
 )
 
-REGISTRY = CommandRegistry(COMMANDS)
+GROUPS = (
+    ("Conversation", "new title sessions resume history compress rules", "/new Rome", "starts one called “Rome”"),
+    ("Answers", "stop retry undo queue steer steps approve deny", "/queue And by train?", "asks this afterwards"),
+    (
+        "Memory and settings",
+        "memory todo schedule model think tools groupcontext",
+        "/memory me add I prefer metric units",
+        "makes me remember this about you",
+    ),
+    ("About", "start help status usage whoami", "/usage", "shows what this conversation costs"),
+    ("For admins", "pair insights search lineage session why mcp", "/search train tickets", "searches all chats"),
+)
+
+REGISTRY = CommandRegistry(COMMANDS, GROUPS)

@@ -15,7 +15,8 @@ from agent.tools.approvals import inline
 from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.offers import OfferRegistry, Policy
 from agent.tools.registry import GENERAL_STEP, Step, Tool, parsed
-from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
+from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, page_buttons, say
+from gateway.operator.why import name_with_id
 from gateway.times import format_time
 from gateway.turns.steps import LEVELS, level_key, listed
 from hermes_state.admin.pairings import UserRole
@@ -26,8 +27,8 @@ from hermes_state.text import counted
 from hermes_state.tool_runs import load_newest_runs, load_offer
 from hermes_state.tools import approvals
 from hermes_state.tools.approvals import Answerer, ApprovalState, GrantKind, PendingApproval
-from hermes_state.transcripts import load_message
-from hermes_state.values import Button, ChatId, LineageId, Millis, ToolEffect
+from hermes_state.transcripts import load_message, load_sender_name
+from hermes_state.values import ChatId, LineageId, Millis, ToolEffect
 
 Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApproval], Millis], str]
 """Stores the decision on the given approval requests and returns the reply."""
@@ -101,8 +102,8 @@ async def steps(request: CommandRequest) -> CommandResult:
         f"{number}. {listed(step, redact, milliseconds)}"
         for number, (step, milliseconds) in enumerate(found[:STEPS_PER_PAGE], start=skip + 1)
     ]
-    more = (Button(label="More", command=f"/steps {page + 1}"),) if len(found) > STEPS_PER_PAGE else ()
-    return say("Steps of the last answer:\n" + "\n".join(lines), *more)
+    buttons = page_buttons("/steps", page, len(found) > STEPS_PER_PAGE)
+    return say("Steps of the last answer:\n" + "\n".join(lines), *buttons)
 
 
 @locks("notes")
@@ -182,7 +183,11 @@ def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequen
             "There is no open request here. The request was answered or has expired, or its turn has ended."
         )
     if which is None and len(pending) > 1:
-        names = ", ".join(f"a{one.id} (`{one.tool_name}` for `{one.started_by}`)" for one in pending)
+        people = [load_sender_name(db, one.turn_id, one.started_by) or "" for one in pending]
+        named = zip(pending, people, strict=True)
+        names = ", ".join(
+            f"a{one.id} (`{one.tool_name}` for {name_with_id(who, one.started_by)})" for one, who in named
+        )
         raise CommandError(f"There are {len(pending)} open requests. Please name one of them, or `all`: {names}.")
     for one in () if is_admin else pending:
         if one.answerer is Answerer.STARTER and one.started_by != person:

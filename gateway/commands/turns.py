@@ -4,18 +4,28 @@ import re
 from functools import partial
 
 from gateway.commands import compression
-from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, parse, reply_to, say, transaction
+from gateway.commands.registry import (
+    CommandReply,
+    CommandRequest,
+    CommandResult,
+    page_buttons,
+    parse,
+    reply_to,
+    say,
+    transaction,
+)
 from gateway.turns.runner import STOPPED_NOTICE, ActiveTurn
 from hermes_state import inbox, journal, outbox
 from hermes_state.errors import CommandError
 from hermes_state.sessions import load_active
 from hermes_state.store.sql import Connection
-from hermes_state.text import counted, shortened
+from hermes_state.text import counted, plain, shortened
 from hermes_state.transcripts import View, hide, load_view, split_exchanges, undoable_exchanges
 from hermes_state.turns import RunningTurn, find_open_turn, find_turn, was_stopped
 from hermes_state.values import ChatId, InboxId, Millis, Origin, TurnId, UserRef
 
 STOPPED = "stopped with /stop"
+QUEUED_PER_PAGE = 10
 
 BEFORE_IS_COMPRESSED = "Earlier messages are compressed. To bring them back first, send `/compress undo`."
 
@@ -163,14 +173,16 @@ async def queue(request: CommandRequest) -> CommandResult:
     """List the queued messages. `/queue` with text is stored as a message and never reaches this handler."""
     rows = await request.context.store.read(inbox.load_waiting, request.chat.id)
     waiting = [row for row in rows if row.kind is inbox.InboxKind.MESSAGE]
+    page = min(request.number(1) or 1, max(1, -(-len(waiting) // QUEUED_PER_PAGE)))  # the queue may be shorter by now
+    start = (page - 1) * QUEUED_PER_PAGE
     if not waiting:
         return say("The queue is empty. `/queue <message>` sends a message after the current answer.")
     lines = []
-    for number, row in enumerate(waiting[:20], start=1):
-        who = f"{row.sender_name}: " if request.chat.kind.is_shared else ""
+    for number, row in enumerate(waiting[start : start + QUEUED_PER_PAGE], start=start + 1):
+        who = f"{plain(row.sender_name)}: " if request.chat.kind.is_shared else ""
         lines.append(f"{number}. {who}{shortened(row.payload.text) or '(a file)'}")
-    more = f"\n… and {len(waiting) - 20} more" if len(waiting) > 20 else ""
-    return say("Queued for the next turn:\n" + "\n".join(lines) + more)
+    buttons = page_buttons("/queue", page, len(waiting) > start + QUEUED_PER_PAGE)
+    return say(f"Queued for the next turn ({len(waiting)}):\n" + "\n".join(lines), *buttons)
 
 
 async def steer(_request: CommandRequest) -> CommandResult:

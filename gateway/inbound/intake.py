@@ -324,7 +324,8 @@ class GatewayIntake:
             waits = message.words_by is not None or (sessions.busy_mode == "steer" and message.attachments)
             mode = "queue" if waits else sessions.busy_mode  # a forwarded message never steers or ends a turn
             return replace(admission, busy_mode=mode)
-        if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument:
+        is_press = message.via in (values.InputKind.BUTTON, values.InputKind.PAGE)  # a button shows a page of the queue
+        if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument and not is_press:
             joins_running = command.name == "steer" and not message.attachments
             return replace(
                 admission,

@@ -3,6 +3,7 @@
 import msgspec
 
 from hermes_state.errors import LookupReason, LookupRejected
+from hermes_state.sessions import chat_label
 from hermes_state.store.sql import Connection, columns, select, select_one
 from hermes_state.values import ChatKey, MessageId, MessageRole, MicroUsd, Millis, TurnId, parse_recall_id, recall_id
 
@@ -14,6 +15,8 @@ class WhyTurn(msgspec.Struct, frozen=True, kw_only=True):
     role: MessageRole
     created_at: Millis
     chat: ChatKey
+    label: str = ""
+    """Display name of the chat, or an empty string if it is unknown."""
     session_key: str
     turn_id: TurnId | None
     started_by: str | None
@@ -54,7 +57,8 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TURN = f"""
-SELECT m.id AS message_id, m.role, m.created_at, {columns(ChatKey, "c", "chat")}, s.key AS session_key, t.id AS turn_id,
+SELECT m.id AS message_id, m.role, m.created_at, {columns(ChatKey, "c", "chat")},
+  {chat_label("s.lineage_id")} AS label, s.key AS session_key, t.id AS turn_id,
   t.started_by, t.state, t.error, t.restarts, t.started_at, t.ended_at
 FROM messages m JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = m.chat_id
 LEFT JOIN turns t ON t.id = m.turn_id WHERE m.id = ?

@@ -96,6 +96,9 @@ class DiscordSender:
                 return await self._fill(ticket, request, text, view)
             except TicketRejected:
                 ticket.is_valid = False
+        if ticket is not None and ticket.is_valid and ticket.is_private and request.file is None:
+            with suppress(ChatUnreachable):
+                return await self._follow_up(ticket, text, view)
         if request.replaces is not None:
             try:
                 return await self._edit(channel_ref, request.replaces, text, view)
@@ -142,7 +145,7 @@ class DiscordSender:
                 filled = await ticket.interaction.edit_original_response(content=text, view=view)
         except MessageNotFound as error:
             raise TicketRejected("the command's own message was deleted") from error
-        if request.replaces is not None:
+        if request.replaces not in (None, str(filled.id)):
             try:
                 async with self.client.calling(self.settings.request_seconds):
                     await self._message(request.chat.chat_ref, request.replaces).delete()
@@ -154,7 +157,8 @@ class DiscordSender:
         options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads do not accept None
         try:
             async with self.client.calling(self.settings.request_seconds):
-                message = await ticket.interaction.followup.send(text, wait=True, **options)
+                send = ticket.interaction.followup.send
+                message = await send(text, wait=True, ephemeral=ticket.is_private, **options)
         except TicketRejected as error:
             raise ChatUnreachable("neither the channel nor the command accepts the answer") from error
         return str(message.id)

@@ -6,7 +6,7 @@ import inspect
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -44,7 +44,7 @@ async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -
         return None
     view = discord.ui.View(timeout=None)
     for button in buttons[:25]:
-        custom_id = await commands.data_for(button.command)
+        custom_id = await commands.data_for(button)
         view.add_item(discord.ui.Button(label=_short(button.label, 80), custom_id=custom_id))
     view.stop()  # the SDK can forget the view: `SlashCommands.on_interaction` handles the buttons
     return view
@@ -62,6 +62,8 @@ class Ticket:
     deferred: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once Discord has answered the acknowledgement. Before that, no "thinking" message exists."""
     is_valid: bool = True
+    is_private: bool = False
+    """True if only the person sees the "thinking" message."""
 
 
 class TicketRegistry:
@@ -77,13 +79,13 @@ class TicketRegistry:
             return None
         return ticket
 
-    def open(self, interaction: Interaction) -> Ticket | None:
-        """Create the ticket of a slash command, or return None if Discord delivered the command twice."""
+    def open(self, interaction: Interaction, *, is_private: bool) -> Ticket | None:
+        """Create the ticket of an interaction, or return None if Discord delivered the interaction twice."""
         name = str(interaction.id)
         if name in self._tickets:
             return None
         now = time.monotonic()
-        ticket = self._tickets[name] = Ticket(interaction, now + TICKET_SECONDS)
+        ticket = self._tickets[name] = Ticket(interaction, now + TICKET_SECONDS, is_private=is_private)
         while len(self._tickets) > 1_000 or next(iter(self._tickets.values())).expires_at < now:
             self._tickets.popitem(last=False)
         return ticket
@@ -111,6 +113,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         self._intake = intake
         self._tickets = tickets
         self._buttons = buttons
+        self._private = {item.name for item in menu if item.is_private}
         for item in menu:
             self._add(item)
         client.event(self.on_interaction)
@@ -136,7 +139,8 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
 
     def _add(self, item: MenuCommand) -> None:
         """Add a command. A command with actions becomes a group of sub-commands, such as `/memory me add`."""
-        # Everyone sees every command, because Discord does not know people's roles in the gateway.
+        # Everyone sees every command, because Discord does not know people's roles in the gateway. Default permissions
+        # would hide commands from an admin of the bot who has no such permission in the server.
         mark = " (admins)" if item.is_admin_only else ""
         name, description = item.name.lower(), _short(item.description or item.name, 100 - len(mark)) + mark
         if not item.actions:
@@ -190,12 +194,22 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
 
     async def _take(self, interaction: Interaction) -> None:
         """Put a command into the event queue before awaiting anything, then acknowledge it."""
-        self._events.put(interaction.extras["event"])
-        if (ticket := self._tickets.open(interaction)) is None:
+        event = interaction.extras["event"]
+        self._events.put(event)
+        await self._defer(interaction, is_private=self._is_private(interaction, event.text), thinking=True)
+
+    def _is_private(self, interaction: Interaction, line: str) -> bool:
+        """Return True if only the person should see the answer. Direct chats have no hidden messages."""
+        return interaction.guild_id is not None and line[1:].partition(" ")[0] in self._private
+
+    async def _defer(self, interaction: Interaction, *, is_private: bool, thinking: bool) -> None:
+        """Acknowledge an interaction and open its ticket. Whether the answer is private cannot change later."""
+        if (ticket := self._tickets.open(interaction, is_private=is_private)) is None:
             return  # Discord would refuse a second acknowledgement, and the first is still valid
         try:
             # Without an acknowledgement the command still runs, and its answer is an ordinary message.
-            ticket.is_valid = await self._answer(partial(interaction.response.defer, thinking=True))
+            defer = partial(interaction.response.defer, ephemeral=is_private and thinking, thinking=thinking)
+            ticket.is_valid = await self._answer(defer)
         finally:
             ticket.deferred.set()
 
@@ -209,11 +223,20 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         """Acknowledge a pressed button, look up its command, and pass it on. `_take` handles slash commands."""
         if interaction.type is not discord.InteractionType.component:
             return
-        await self._answer(interaction.response.defer)
+        data, message = interaction.custom_id or "", interaction.message
+        kind = self._buttons.kind_of(data)
+        # Only the interaction can edit a private message. A public page is edited like any other message.
+        is_page = kind is InputKind.PAGE and message is not None and message.flags.ephemeral
+        line = data.partition(":")[2]  # a hash is the name of no command
+        if is_page or (kind is InputKind.BUTTON and self._is_private(interaction, line)):
+            await self._defer(interaction, is_private=True, thinking=not is_page)
+        else:
+            await self._answer(interaction.response.defer)
         try:
-            text = await self._buttons.command_of(interaction.custom_id or "")
+            text = await self._buttons.command_of(data)
             if text is not None:
-                self._events.put(self._read(interaction, text, InputKind.BUTTON))
+                event, name = self._read(interaction, text, kind), str(interaction.id)
+                self._events.put(replace(event, ticket=name if self._tickets.find(name) is not None else None))
         except StoreUnavailable:
             log.warning("discord.button_lost")
         except CommandRefused as refusal:

@@ -86,7 +86,12 @@ class UpdateReader:
         return None
 
     def press(
-        self, query: telegram.CallbackQuery, message: telegram.MaybeInaccessibleMessage, command: str, now: Millis
+        self,
+        query: telegram.CallbackQuery,
+        message: telegram.MaybeInaccessibleMessage,
+        command: str,
+        kind: values.InputKind,
+        now: Millis,
     ) -> InboundMessage:
         """Read a pressed button as its command. Telegram sends no time for it, so the event gets the time `now`."""
         return InboundMessage(
@@ -99,7 +104,7 @@ class UpdateReader:
             message_ref=str(message.message_id),
             sent_at=now,
             is_addressed=True,
-            via=values.InputKind.BUTTON,
+            via=kind,
         )
 
     def _message(self, message: Message) -> InboundMessage | None:

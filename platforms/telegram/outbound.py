@@ -208,7 +208,7 @@ class TelegramSender:
 
     async def _keyboard(self, buttons: tuple[Button, ...]) -> InlineKeyboardMarkup | None:
         row = [
-            telegram.InlineKeyboardButton(button.label[:64], callback_data=await self._buttons.data_for(button.command))
+            telegram.InlineKeyboardButton(button.label[:64], callback_data=await self._buttons.data_for(button))
             for button in buttons
         ]
         # Two buttons per row, because phones would cut the labels of three.

@@ -176,8 +176,12 @@ class UpdateHandler:
         if command is None or query.message is None or (written_by and written_by.id != self.reader.bot_id):
             self.answer_press(query, "This button no longer works.")
             return
-        await self.intake.accept(self.reader.press(query, query.message, command, self.clock.now()))
-        self.answer_press(query, None)
+        kind = self.buttons.kind_of(query.data or "")
+        event = self.reader.press(query, query.message, command, kind, self.clock.now())
+        refusal = self.intake.refusal(event)
+        if refusal is None:
+            await self.intake.accept(event)
+        self.answer_press(query, refusal)  # only the person who pressed the button sees a refusal
 
 
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:

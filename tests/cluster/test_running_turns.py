@@ -158,7 +158,7 @@ async def test_status_tells_of_a_turn_of_another_node(cluster: Cluster) -> None:
         await cluster.say("/status")
         *_, told = await cluster.replies(before + 1)
         assert "Working on an answer" in told
-        assert "telegram: connected" in told
+        assert "Connected: telegram" in told
     assert "command.done" not in two.log_text()
 
 

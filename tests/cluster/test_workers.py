@@ -160,7 +160,7 @@ async def test_a_picture_that_one_node_has_kept_is_shown_by_another(cluster: Clu
 
 
 async def test_a_window_that_a_provider_stated_to_one_node_holds_on_the_others(cluster: Cluster) -> None:
-    [one] = await cluster.start("one")
+    [one] = await cluster.start("one", HERMES_ACCESS__ADMINS="telegram:42")
     await cluster.converse("hello")
     [(route, model)] = cluster.query("SELECT route, model FROM model_profiles")
     in_force = Tokens(int(cluster.environ["HERMES_MODEL__CONTEXT_LENGTH"]))

@@ -120,7 +120,7 @@ async def test_several_questions_are_listed_and_answered_by_number(world: World)
     await shown(world, ADMIN, "May I use", 2)
     await world.say("/approve", chat_id=ADMIN)
     assert await world.replies(
-        1, match=r"There are 2 open requests\. .*: a1 .*write_down for telegram:42.*, a2", chat_id=ADMIN
+        1, match=r"There are 2 open requests\. .*: a1 .*write_down for \w+ \(telegram:42.*, a2", chat_id=ADMIN
     )
     await world.say("/approve a2", chat_id=ADMIN)
     assert await world.replies(1, match="written", chat_id=43)

@@ -17,6 +17,7 @@ def unsized(world: World, protocol: ModelProtocol) -> World:
     if protocol is not CHAT_COMPLETIONS:
         pytest.skip("what is asked for is read from the fields of chat completions")
     del world.gateway.environ["HERMES_MODEL__CONTEXT_LENGTH"]
+    world.gateway.environ["HERMES_ACCESS__ADMINS"] = "telegram:42"
     return world
 
 

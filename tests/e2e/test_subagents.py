@@ -1,6 +1,7 @@
 """Sub-agents end to end: work side by side, a failure of one, kills, stops, costs, and who sees what of them."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -175,7 +176,7 @@ async def test_they_are_no_conversations_of_the_chat(world: World) -> None:
     await world.converse("look back")
     assert "Nothing in this conversation matches" in (await world.visible())[-1]
     await world.converse("/lineage")
-    assert f"{key}, sub-agent of {parent}" in (await world.visible())[-1]
+    assert re.search(rf"{key} .*, sub-agent of {parent}, ", (await world.visible())[-1])
     rows = await as_json(world, "lineage", parent)
     assert [(row["session"][:8], row["kind"]) for row in rows] == [(parent, "root"), (key, "subagent")]
     assert [row["session"][:8] for row in await as_json(world, "sessions")] == [parent]

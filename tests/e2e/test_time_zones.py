@@ -8,7 +8,7 @@ from tests.e2e.chats import Chat
 from tests.e2e.world import World
 
 ZONE = "Pacific/Kiritimati"  # fourteen hours ahead, so that the day differs, too
-COMMANDS = ("/history", "/sessions", "/lineage", "/search hello", "/session m1")
+COMMANDS = ("/history", "/search hello", "/session m1")
 
 
 def is_now(text: str) -> bool:

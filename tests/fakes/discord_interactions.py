@@ -174,7 +174,8 @@ class Interactions:
             payload["user"] = user
         row: Json = {"id": interaction_id, "token": token, "acked": False, "channel_id": channel["id"]}
         if data.get("custom_id"):
-            row["message"] = discord.messages[channel["id"]][str(data["message_id"])]
+            name = str(data["message_id"])
+            row["message"] = discord.private.get(name) or discord.messages[channel["id"]][name]
             payload |= {"type": 3, "message": row["message"]}
             payload["data"] = {"custom_id": data["custom_id"], "component_type": 2}
         else:

@@ -154,6 +154,7 @@ class Discord:
         self.channels: dict[str, Json] = {}
         self.guilds: dict[str, Json] = {}
         self.messages: dict[str, dict[str, Json]] = {}
+        self.private: dict[str, Json] = {}  # ephemeral messages, which only their interactions can edit
         """Messages by channel id, then by message id. Ephemeral messages are not included."""
         self.commands: dict[str, list[Json]] = {}
         """Application commands by guild id. The key of global commands is ""."""
@@ -308,7 +309,9 @@ class Discord:
         message.update({key: data[key] for key in keys if data.get(key) is not None})
         if reference := data.get("message_reference"):
             self._refer(message, channel, reference)
-        if not message["flags"] & EPHEMERAL:
+        if message["flags"] & EPHEMERAL:
+            self.private[message["id"]] = message
+        else:
             self._keep(message, channel)
         return message
 

@@ -14,7 +14,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import SystemClock, Tokens
 from tests.agent.engines.examples import KeepNewest
 from tests.agent.engines.test_loader import ENGINE
-from tests.gateway.helpers import Run
+from tests.gateway.helpers import BOSS, Run
 from tests.gateway.models.windows import CountingModel, talking
 
 
@@ -71,9 +71,9 @@ async def test_status_names_the_plugin_engine_and_its_threshold(store: Store, tm
     async with talking(store, tmp_path, CountingModel(), make_engine=make_engine) as gateway:
         await gateway.ask("hello")
         for command in ("/status", "/usage"):
-            assert "compression by `early` starts at 4,096 or earlier" in await gateway.ask(command)
+            assert "compression by `early` starts at 4,096 or earlier" in await gateway.ask(command, sender=BOSS)
         lines = [
-            [line for line in (await gateway.ask(command)).splitlines() if line.startswith("- Context:")]
+            [line for line in (await gateway.ask(command, sender=BOSS)).splitlines() if line.startswith("- Context:")]
             for command in ("/status", "/usage")
         ]
         assert lines[0] == lines[1], "/status and /usage show the same threshold"

@@ -1,6 +1,5 @@
 """/lineage, /search and /session, which are for admins only."""
 
-import re
 import sqlite3
 
 import pytest
@@ -78,7 +77,7 @@ async def test_lookup_commands_are_for_admins_only(gateway: TestGateway, line: s
     assert await gateway.ask(line) == f"Only admins can use {line.split()[0]}."
 
 
-async def test_lineage_shows_how_each_session_began_and_ended(gateway: TestGateway) -> None:
+async def test_lineage_lists_sessions_and_session_tells_how_each_began_and_ended(gateway: TestGateway) -> None:
     assert await ask_boss(gateway, "/lineage") == "This chat has no conversation yet."
     await gateway.ask("one")
     await compress(gateway, focus="the schema")
@@ -86,18 +85,20 @@ async def test_lineage_shows_how_each_session_began_and_ended(gateway: TestGatew
     await undo(gateway)
     said = await ask_boss(gateway, "/lineage telegram:1")
     root, child, tip = await keys(gateway)
-    lines = [line for line in said.splitlines() if line.startswith("- ")]
-    assert [line.split("`")[1] for line in lines] == [key[:8] for key in (root, child, tip)]
-    assert "depth 0" in lines[0]
-    assert "2 messages" in lines[0]
-    assert f"(compression) → `{child[:8]}`" in lines[0]
-    made = "by in-loop compression (95,000 → 40,000 tokens, summary by small-model, focus “the schema”, undone"
-    assert made in lines[1]
-    assert f"(undo) → `{tip[:8]}`" in lines[1]
-    assert f"by undoing the compression that created `{child[:8]}`" in lines[2]
-    assert lines[2].endswith("open")
+    assert said.splitlines() == [
+        "Sessions of “Ann”, oldest first:",
+        f"- `{root[:8]}` just now, 2 messages, compressed",
+        f"- `{child[:8]}` just now, 2 messages, compression undone",
+        f"- `{tip[:8]}` just now, 0 messages, open",
+    ]
+    assert buttons(gateway) == {"Open the newest": f"/session {tip[:8]}"}
     assert await ask_boss(gateway, f"/lineage {child}") == said
     assert "No chat, session or message has the id" in await ask_boss(gateway, "/lineage telegram:777")
+    opened = [await ask_boss(gateway, f"/session {key}") for key in (root, child, tip)]
+    assert f"(compression) → `{child[:8]}`" in opened[0]
+    assert "in-loop compression (95,000 → 40,000 tokens, summary by small-model, focus “the schema”, und" in opened[1]
+    assert f"(undo) → `{tip[:8]}`" in opened[1]
+    assert f"by undoing the compression that created `{child[:8]}`; open" in opened[2]
 
 
 async def test_each_undo_names_the_undone_compression(gateway: TestGateway) -> None:
@@ -105,10 +106,9 @@ async def test_each_undo_names_the_undone_compression(gateway: TestGateway) -> N
     made = [await compress(gateway), await compress(gateway)]
     for _ in made:
         await undo(gateway)
-    said = await ask_boss(gateway, "/lineage telegram:1")
-    assert re.findall(r"by undoing the compression that created `(\w+)`", said) == [key[:8] for key in made[::-1]]
-    tip = (await keys(gateway))[-1]
-    assert f"created `{made[0][:8]}`; open" in await ask_boss(gateway, f"/session {tip}")
+    for key, undone in zip((await keys(gateway))[-2:], made[::-1], strict=True):
+        opened = await ask_boss(gateway, f"/session {key}")
+        assert f"by undoing the compression that created `{undone[:8]}`" in opened
 
 
 @pytest.mark.parametrize("option", ["chat", "role", "since"])
@@ -122,10 +122,10 @@ async def test_a_search_hit_opens_its_session(gateway: TestGateway) -> None:
     await gateway.ask("something else")
     root, tip = await keys(gateway)
     said = await ask_boss(gateway, "/search door --role user")
-    assert f"Ann in `telegram:1`, session `{root[:8]}`\nthe red door" in said
+    assert f"Ann, session `{root[:8]}`\nthe red door" in said
     (command,) = buttons(gateway).values()
     opened = await ask_boss(gateway, command)
-    assert f"Session `{root[:8]}` of `telegram:1`" in opened
+    assert f"Session `{root[:8]}` of “Ann”" in opened
     assert "←\nthe red door" in opened
     assert "something else" not in opened
     assert buttons(gateway) == {"Child": f"/session {tip}"}

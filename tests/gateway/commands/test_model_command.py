@@ -68,7 +68,7 @@ async def test_a_chosen_model_applies_from_the_next_turn_to_its_conversation_onl
     assert await gateway.ask("q") == "from small"
     assert await gateway.ask("q", chat=GROUP) == "echo: q"
     assert "- `fast`: small (current)" in await gateway.ask("/model")
-    assert "- Model: fast (small), route scripted, chosen here" in await gateway.ask("/status")
+    assert "- Model: fast (small), chosen here\n" in await gateway.ask("/status")
     assert "configured model answers" in await gateway.ask("/model default")
     assert (await gateway.ask("again")).startswith("echo: ")
 

@@ -133,20 +133,6 @@ async def test_a_platform_with_its_own_progress_shows_no_line(gateway: TestGatew
     assert [(one.text, one.buttons) for one in adapter.previews] == [("the", ())]
 
 
-async def test_long_lists_have_a_button_for_the_next_page(gateway: TestGateway) -> None:
-    for number in range(17):
-        await gateway.ask(f"question {number}")
-        await gateway.ask("/new")
-    first = await gateway.ask("/sessions")
-    assert "question 16" in first
-    assert "question 1”" not in first
-    assert [button.command for button in gateway.adapter.requests[-1].part.buttons][-1] == "/sessions 2"
-    second = await gateway.ask("/sessions 2")
-    assert "question 0" in second
-    assert "/sessions 3" not in [button.command for button in gateway.adapter.requests[-1].part.buttons]
-    assert await gateway.ask("/sessions 9") == "This chat has no more conversations."
-
-
 async def test_older_history_is_one_press_away(gateway: TestGateway) -> None:
     for number in range(4):
         await gateway.ask(f"question {number}")

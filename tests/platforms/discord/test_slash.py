@@ -24,6 +24,7 @@ _FACT = CommandOption("fact", "The fact", is_required=True)
 
 MENU = (
     MenuCommand(name="help", description="What I can do", argument=None),
+    MenuCommand(name="sessions", description="List conversations", argument=None, is_private=True),
     MenuCommand(
         name="title",
         description="Name this conversation",
@@ -106,7 +107,7 @@ async def menu_of(live: DiscordHarness) -> dict[str, Any]:
 
 async def test_the_menu_is_published_in_discords_form(live: DiscordHarness) -> None:
     commands = await menu_of(live)
-    assert commands.keys() == {"help", "title", "compress", "approve", "schedule", "memory"}
+    assert commands.keys() == {"help", "sessions", "title", "compress", "approve", "schedule", "memory"}
     assert all(command["contexts"] == [0, 1] for command in commands.values()), "servers and the chat with the bot"
     assert commands["help"]["options"] == []
     assert [option["name"] for option in commands["title"]["options"]] == ["title"]
@@ -295,6 +296,18 @@ async def test_parts_after_the_first_are_ordinary_messages(live: DiscordHarness)
     assert row["nonce"]
 
 
+async def test_every_part_of_a_private_answer_is_private_in_a_server_only(live: DiscordHarness) -> None:
+    await live.post("interaction", {"name": "sessions", "channel_id": GENERAL, "user_id": ALICE})
+    [command] = await live.intake.wait_for(1)
+    for number in ("one", "two"):
+        await live.adapter.send(answer(command, number, number))
+    assert [row["ephemeral"] for row in await live.sent("interaction_(edit|followup)")] == [True, True]
+    assert await live.visible(command.chat) == []
+    direct = await given(live, "sessions")
+    await live.adapter.send(answer(direct, "here"))
+    assert await live.visible(direct.chat) == ["here"]
+
+
 @pytest.mark.parametrize(
     "fields", [{}, {"embeds": 7, "poll": [], "resource": {"message": 7}}], ids=["plain", "answered unreadably"]
 )
@@ -348,9 +361,11 @@ async def test_a_ticket_of_an_earlier_process_is_ignored(live: DiscordHarness) -
 # Buttons
 
 
-async def test_a_button_with_a_long_command_works_after_a_restart(live: DiscordHarness) -> None:
+@pytest.mark.parametrize("kind", [InputKind.BUTTON, InputKind.PAGE])
+async def test_a_button_with_a_long_command_works_after_a_restart(live: DiscordHarness, kind: InputKind) -> None:
     command = "/title " + "a very long title " * 10
-    part = OutboundPart(text="?", plain="?", buttons=(Button(label="Name it", command=command),))
+    button = Button(label="Name it", command=command, turns_page=kind is InputKind.PAGE)
+    part = OutboundPart(text="?", plain="?", buttons=(button,))
     await live.adapter.send(SendRequest(chat=live.direct_chat, part=part, key="k1"))
     await live.post("gateway", {"action": "forget_sessions"})
     restarted, heard = live.another_adapter(), RecordingIntake()
@@ -358,7 +373,7 @@ async def test_a_button_with_a_long_command_works_after_a_restart(live: DiscordH
         await live.press("Name it")
         [pressed] = await heard.wait_for(1)
     assert pressed.text == command
-    assert pressed.via is InputKind.BUTTON
+    assert pressed.via is kind
     assert pressed.ticket is None
 
 
