@@ -38,7 +38,7 @@ NAME = 22
 
 def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
     """Load a report for the command line as a mapping of its fields. Raises `CommandError` for invalid arguments."""
-    if lacks_ratings(db):
+    if ledger.is_outdated(db):
         raise CommandError("The database is from an older version. Start the gateway once to update it.")
     if name == "insights":
         days = args.get("days", DEFAULT_DAYS)
@@ -247,7 +247,7 @@ def load_insights(
         models=_sorted(_added(slices, lambda one: one.model)),
         purposes=_sorted(_added(slices, lambda one: one.purpose)),
         total=sum((one.spent for one in slices), NO_CALLS),
-        thumbs=ratings.count(db, midnight(first, zone), within),
+        thumbs=(0, 0) if lacks_ratings(db) else ratings.count(db, midnight(first, zone), within),
     )
 
 

@@ -74,6 +74,12 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
     return scalar_or_none(db, int, query, (*place, route, model))
 
 
+def is_outdated(db: Connection) -> bool:
+    """Return True if the ledger has no column `chat_id`, because an older version wrote it. The next start adds it."""
+    columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
+    return "chat_id" not in [column[0] for column in columns]
+
+
 def call_outcomes(db: Connection, lineage_id: LineageId, purpose: str) -> list[str]:
     """Return the outcomes of a conversation's calls for `purpose`, oldest first."""
     query = "SELECT outcome FROM model_calls WHERE lineage_id = ? AND purpose = ? ORDER BY id"

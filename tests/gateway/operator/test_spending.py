@@ -359,8 +359,8 @@ def test_invalid_arguments_are_refused(db: sqlite3.Connection, name: str, args: 
 
 
 def test_an_outdated_database_is_explained(db: sqlite3.Connection) -> None:
-    db.execute("DROP TABLE ratings")
-    db.execute("PRAGMA user_version = 25")
+    db.execute("DROP INDEX model_calls_chat")
+    db.execute("ALTER TABLE model_calls RENAME COLUMN chat_id TO unknown")
     with pytest.raises(CommandError, match="older version"):
         report(db, "usage", *terms(), {})
 
