@@ -1,8 +1,8 @@
 """Measure waiting times in a cluster when a node is killed or stopped, and for `/stop` of another node's turn.
 
-Three gateways run as separate processes, and a PostgreSQL that syncs every commit. The fake services run
-in this process. After each fault, the benchmark also checks that every message is in exactly one turn and is answered
-once, in order.
+Three gateways run as separate processes, with the default `cluster.seat_seconds` and a PostgreSQL that syncs every
+commit. The fake services run in this process. After each fault, the benchmark also checks that every message is in
+exactly one turn and is answered once, in order.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfoNotFoundError
 
 import structlog
 
-from agent.tools.schedules.times import is_local, last_occurrence, next_occurrence
+from agent.tools.schedules.times import last_occurrence, next_occurrence
 from gateway.config.settings import Config
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import attachments, outbox, sessions
@@ -119,7 +119,7 @@ async def fire_schedules(lanes: LaneRegistry) -> float | None:
             hint = f"To remove it, send `/schedule remove {row.id}`."
             return FiringPlan(refusal=f"Schedule {row.id} is paused {why}. {hint}")
         try:
-            return firing_plan(row, now, skips_missed=lanes.runtime.config.schedules.missed == "skip")
+            return firing_plan(row, now)
         except ToolError as error:
             return FiringPlan(refusal=f"Schedule {row.id} is paused: {error}. Please add it again.")
 
@@ -131,7 +131,7 @@ async def fire_schedules(lanes: LaneRegistry) -> float | None:
     return 0
 
 
-def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringPlan:
+def firing_plan(row: ScheduleRow, now: Millis) -> FiringPlan:
     """Return the plan for a due schedule. Raises `ToolError` if its time or zone is invalid."""
     assert row.next_at is not None, "only active schedules are due"
     following = next_occurrence(row.spec, row.zone, now)
@@ -140,9 +140,6 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
     if row.next_at > now or meant is None:  # the clock was set back, but dedupe keys prevent a second firing
         return FiringPlan(next_at=next_at)
     is_late = now - meant.at >= 120_000  # a restart takes less time than this
-    if is_late and skips_missed and not is_local(row.spec):
-        log.info("schedule.skipped", schedule=row.id)
-        return FiringPlan(next_at=next_at)
     due = f"it was due at {meant.key.replace('T', ' ')} ({row.zone})"
     notes = [f"{due} and is late because the gateway or its machine was not running then"] if is_late else []
     notes += [MISSED_NOTE] if meant.at > row.next_at else []

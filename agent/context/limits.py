@@ -49,9 +49,8 @@ class CompressorSettings:
     """Number of messages to keep unchanged at the start of a conversation if they fit in 4,000 tokens."""
     keeps_head_once: bool = False
     """True to keep the head only at the first compression. Later compressions also summarise it."""
-    summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
-    """Maximum time for one summary, or a quarter of `model.turn_seconds` if that is less. Raise the limit for a slow
-    model."""
+    summary_seconds: float = 225
+    """Maximum time for one summary: a quarter of `model.turn_seconds`."""
     summary_template: Annotated[str | None, Setting(default_text="thirteen built-in headings")] = None
     """Your own headings for summaries, with explanations for the summary model."""
     note_in_system: Annotated[bool, Setting()] = True

@@ -29,12 +29,6 @@ from hermes_state.values import Clock, SystemClock
 
 log = structlog.get_logger()
 
-SEAT_SECONDS = 5.0
-"""Seconds without contact with the database after which other nodes take over this node's work.
-
-With fewer seconds, a busy machine would lose its seat without a failure. With more, chats would wait longer.
-"""
-
 AGREED = (
     "agent.time_zone",
     "attachments.url",
@@ -97,7 +91,8 @@ class Membership:
         must be fast, because turns wait for the seat. Raises the errors of `engines.opening.open_seat`, or
         `ConfigError` if the settings or the clocks differ.
         """
-        seat = await open_seat(self._store, SEAT_SECONDS, lambda: self.node, on_hint, self._clock.now())
+        seconds = self._config().cluster.seat_seconds
+        seat = await open_seat(self._store, seconds, lambda: self.node, on_hint, self._clock.now())
         if seat.is_shared and not self._is_admitted:
             try:
                 if found := await self._find_differences():

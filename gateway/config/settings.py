@@ -31,7 +31,7 @@ from gateway.config.context_settings import (
     NoticeConfig,
 )
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
-from gateway.config.tool_settings import McpConfig, ScheduleConfig, ToolsConfig
+from gateway.config.tool_settings import McpConfig, ToolsConfig
 from hermes_state.engines.opening import StoreSettings
 from hermes_state.files import AttachmentSettings
 from hermes_state.network import NetworkSettings
@@ -199,6 +199,8 @@ class ClusterConfig(BaseConfig):
     """Name of this node in logs and in `cluster status`."""
     role: Annotated[Literal["node", "worker"], AnyCase] = setting("node", restart=True)
     """Role of this node. A `worker` answers messages that other nodes receive, but connects to no platform."""
+    seat_seconds: float = setting(5, ge=1, le=60, unit="seconds", restart=True)
+    """Seconds without contact with the database after which other nodes take over this node's work."""
 
 
 class LoggingConfig(BaseConfig):
@@ -247,7 +249,6 @@ class Config(BaseConfig):
     auxiliary: AuxiliaryConfig = Field(default_factory=AuxiliaryConfig)
     context: ContextEngineConfig = Field(default_factory=ContextEngineConfig)
     memory: MemorySettings = Field(default_factory=MemorySettings)
-    schedules: ScheduleConfig = Field(default_factory=ScheduleConfig)
     notices: NoticeConfig = Field(default_factory=NoticeConfig)
     costs: CostConfig = Field(default_factory=CostConfig)
     attachments: AttachmentSettings = Field(default_factory=AttachmentSettings)

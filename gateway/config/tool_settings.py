@@ -76,14 +76,6 @@ class ToolsConfig(BaseConfig):
         return next((self.approval_on[place] for place in places_of(chat) if place in self.approval_on), self.approval)
 
 
-class ScheduleConfig(BaseConfig):
-    """Scheduled messages (`docs/reference/tools.md`)."""
-
-    missed: Annotated[Literal["once", "skip"], AnyCase] = "once"
-    """Handling of recurring messages that were due while the gateway was stopped: send one message for all of them
-    (`once`), or skip them (`skip`)."""
-
-
 def places_of(chat: ChatKey) -> Iterator[str]:
     """Yield the names under which settings can refer to a chat, the most specific first.
 

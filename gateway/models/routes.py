@@ -151,7 +151,7 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
     compression = config.compression.for_model(model or config.model.name or "")
     return replace(
         compression,
-        summary_seconds=min(compression.summary_seconds, config.model.turn_seconds / 4),
+        summary_seconds=config.model.turn_seconds / 4,
         hygiene_threshold=config.hygiene.threshold,
         zone=zone,
     )

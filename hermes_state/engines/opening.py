@@ -37,8 +37,8 @@ class StoreSettings:
     """PostgreSQL database to use instead of SQLite, such as `postgresql://hermes@db.example.org/hermes`."""
     writers: Annotated[int, Setting(ge=1, le=16, unit="connections", restart=True)] = 2
     """Number of connections that write to PostgreSQL. Raise the number if writes queue up. SQLite always uses one."""
-    busy_seconds: float = 30
-    """Maximum time that a write waits for a database that another process has locked. A backup needs less."""
+    busy_seconds: Annotated[float, Setting(ge=1, le=600, unit="seconds", restart=True)] = 30
+    """Maximum time that a write waits for a database that another process has locked."""
     synchronous: Synchronous = "FULL"
     readers: int = 2
     """Number of connections for reading. Two are enough: most SQLite reads use the event loop's own connection."""

@@ -118,16 +118,13 @@ async def test_a_schedule_fires_once_at_both_dst_changes(gateway: TestGateway, c
     assert await looked(gateway, clock, "2026-10-26T02:30") == [*both, "2026-10-26T02:30"]
 
 
-@pytest.mark.parametrize(("missed", "expected"), [("once", ["2026-11-23T10:00"]), ("skip", [])])
-async def test_missed_times_fire_once_or_are_skipped(
-    serve: Serve, clock: BerlinClock, missed: str, expected: list[str]
-) -> None:
-    async with serve(clock=clock, agent=BERLIN, schedules={"missed": missed}) as gateway:
+async def test_missed_times_fire_once(serve: Serve, clock: BerlinClock) -> None:
+    async with serve(clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("/schedule add @hourly look")
+        expected = ["2026-11-23T10:00"]
         assert await looked(gateway, clock, "2026-11-23T10:31") == expected
-        if expected:
-            assert f"it was due at 2026-11-23 10:00 (Europe/Berlin) and {LATE}" in last_text(gateway)
-            assert MISSED_NOTE in last_text(gateway)
+        assert f"it was due at 2026-11-23 10:00 (Europe/Berlin) and {LATE}" in last_text(gateway)
+        assert MISSED_NOTE in last_text(gateway)
         assert await looked(gateway, clock, "2026-11-23T11:00") == [*expected, "2026-11-23T11:00"]
         assert LATE not in last_text(gateway)
         assert await looked(gateway, clock, "2026-11-23T13:01") == [*expected, "2026-11-23T11:00", "2026-11-23T13:00"]
@@ -135,11 +132,11 @@ async def test_missed_times_fire_once_or_are_skipped(
         assert LATE not in last_text(gateway), "this one is on time"
 
 
-async def test_a_one_time_message_is_sent_late_with_any_setting(serve: Serve, clock: BerlinClock) -> None:
-    async with serve(clock=clock, agent=BERLIN, schedules={"missed": "skip"}) as gateway:
+async def test_a_one_time_message_is_sent_late(serve: Serve, clock: BerlinClock) -> None:
+    async with serve(clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("/schedule add 2026-11-23 08:00 take the cake out")
     clock.set("2026-11-25T00:00")
-    async with serve(clock=clock, agent=BERLIN, schedules={"missed": "skip"}) as again:
+    async with serve(clock=clock, agent=BERLIN) as again:
         assert await looked(again, clock, "2026-11-25T00:00") == ["2026-11-23T08:00"]
         assert LATE in last_text(again)
         assert await again.rows("SELECT state, next_at FROM schedules") == [("done", None)]
@@ -247,7 +244,7 @@ def _run(db: Connection, now: Millis, until: Millis) -> None:
     """Run the timer while the clock advances."""
     while (due := schedules.next_due(db, now)) is not None and due <= until:
         now = max(now, due)
-        schedules.fire_due(db, lambda row, now=now: firing_plan(row, now, skips_missed=False), now)
+        schedules.fire_due(db, lambda row, now=now: firing_plan(row, now), now)
         db.execute("UPDATE inbox SET state = 'done', settled_at = 1, payload = ''")  # answered
 
 
@@ -270,7 +267,7 @@ def test_many_due_schedules_fire_in_several_transactions() -> None:
             schedules.insert_schedule(db, _schedule(number))
         now, steps = Millis(HOUR), 0
         while (due := schedules.next_due(db, now)) is not None and due <= now:
-            schedules.fire_due(db, lambda row: firing_plan(row, now, skips_missed=False), now)
+            schedules.fire_due(db, lambda row: firing_plan(row, now), now)
             steps += 1
         assert (steps, db.execute("SELECT count(*) FROM inbox").fetchall()) == (3, [(count + 1,)])
 
