@@ -29,12 +29,13 @@ from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapExceeded, ReplyMalformed
 from hermes_state.journal import ModelAnswer
+from hermes_state.models.ledger import ModelCall
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import count_tool_rounds
 from hermes_state.transcripts import View, ViewCache
 from hermes_state.turns import RunningTurn, TurnMoved
-from hermes_state.values import Clock, ConversationRef, Message, MessageId, ModelCall
+from hermes_state.values import Clock, ConversationRef, Message, MessageId
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.model.base import Payer
-from hermes_state.values import ModelCall
+from hermes_state.models.ledger import ModelCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,18 +40,10 @@ from bench.subjects import gateway, lab, lags_of
 from hermes_state import chats
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.models import ledger
+from hermes_state.models.ledger import ModelCall
 from hermes_state.sessions import ensure_active
 from hermes_state.store.writer import Store
-from hermes_state.values import (
-    CanonicalUsage,
-    ChatKey,
-    ChatKind,
-    MicroUsd,
-    Millis,
-    ModelCall,
-    SystemClock,
-    Tokens,
-)
+from hermes_state.values import CanonicalUsage, ChatKey, ChatKind, MicroUsd, Millis, SystemClock, Tokens
 from tests.fakes.labkit import Control
 from tests.fakes.proc import Proc
 

@@ -17,6 +17,7 @@ from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.engines.sqlite.store import RULES as ON_SQLITE
 from hermes_state.inbox import InboxKind, InboxMode
 from hermes_state.journal import ModelAnswer
+from hermes_state.models.ledger import ModelCall
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, TransactionRules, WriteRequest, run_batch
 from hermes_state.turns import RunningTurn
@@ -29,7 +30,6 @@ from hermes_state.values import (
     InboxId,
     MicroUsd,
     Millis,
-    ModelCall,
     Sender,
 )
 from tests.postgres import count_trips

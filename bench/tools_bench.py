@@ -31,9 +31,10 @@ from bench.turn_bench import started_turn
 from hermes_state import journal
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.journal import ModelAnswer
+from hermes_state.models.ledger import ModelCall
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ModelCall, SystemClock, ToolCall, ToolEffect
+from hermes_state.values import SystemClock, ToolCall, ToolEffect
 
 DISPATCH_BAR = 1.0
 """Maximum time of a tool call beyond the bare function, in milliseconds."""

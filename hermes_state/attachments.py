@@ -1,11 +1,28 @@
-"""Attachments: database rows for sent and received files. `hermes_state.files` stores the files themselves."""
+"""Attachments: database rows for sent and received files, and the parts of long documents.
+
+`hermes_state.files` stores the files themselves.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from hermes_state.inbox import InboxRow
+from hermes_state.sessions import ensure_active
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection, insert_row, insertion, scalars, select, select_one
-from hermes_state.values import AttachmentId, ChatId, MessageId, Millis, SentFile
+from hermes_state.store.sql import Connection, insert_row, insertion, load_note, scalars, select, select_one
+from hermes_state.transcripts import NewMessage, append_part
+from hermes_state.values import (
+    AttachmentId,
+    ChatId,
+    Document,
+    LineageId,
+    MessageBody,
+    MessageId,
+    MessageRole,
+    Millis,
+    Origin,
+    SentFile,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +89,56 @@ def load_orphans(db: Connection, chat_id: ChatId) -> list[str]:
 def forget(db: Connection, paths: list[str]) -> None:
     """Delete the rows of removed files, but not the messages to which the files belong."""
     db.executemany("DELETE FROM attachments WHERE path = ?", [(path,) for path in paths])
+
+
+# ---- parts of long documents
+
+_PARTS_NOTE = "parts.{}"
+"""Key of the note with the id of a chat's first unbound part, because no index finds unbound parts."""
+
+
+@locks(chat="chat_id")
+def store_part(db: Connection, chat_id: ChatId, row: InboxRow, part: Document, now: Millis) -> MessageId:
+    """Store a part of a long document that the model does not see, but can search and open.
+
+    Each part has its own transaction, because indexing takes time. `bind_parts` makes it a part of its message. Until
+    then, no search finds it.
+    """
+    new = NewMessage(
+        role=MessageRole.USER,
+        origin=Origin.HUMAN,
+        text=None,
+        body=MessageBody(documents=(part,)),
+        sender_ref=row.sender_ref,
+        sender_name=row.sender_name,
+    )
+    part_id = append_part(db, ensure_active(db, chat_id, now).id, new, row.sent_at)
+    note = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
+    db.execute(note, (_PARTS_NOTE.format(chat_id), str(part_id)))
+    return part_id
+
+
+def bind_parts(
+    db: Connection, chat_id: ChatId, lineage_id: LineageId, message_id: MessageId, parts: Sequence[MessageId]
+) -> bool:
+    """Make rows parts of a message. Return False if they belong to another conversation."""
+    ours = f"lineage_id = ? AND id IN ({', '.join('?' * len(parts))})"
+    bound = db.execute(f"UPDATE messages SET replaces_id = ? WHERE {ours}", (message_id, lineage_id, *parts))
+    db.execute("DELETE FROM meta WHERE key = ?", (_PARTS_NOTE.format(chat_id),))
+    return bound.rowcount == len(parts)
+
+
+def has_unbound_parts(db: Connection, chat_id: ChatId) -> bool:
+    """Return True if a message that never began a turn has left parts: after a crash, or if it was withdrawn."""
+    return load_note(db, _PARTS_NOTE.format(chat_id)) is not None
+
+
+@locks(chat="chat_id")
+def remove_unbound_parts(db: Connection, chat_id: ChatId) -> None:
+    """Delete parts whose message never began a turn. The caller must not be preparing a message of the chat."""
+    query = """DELETE FROM messages WHERE lineage_id IN (SELECT lineage_id FROM sessions WHERE chat_id = ?) AND id >= ?
+    AND seq < 0 AND indexed = 1 AND replaces_id IS NULL"""
+    key = _PARTS_NOTE.format(chat_id)
+    if (first := load_note(db, key)) is not None:
+        db.execute(query, (chat_id, int(first)))
+        db.execute("DELETE FROM meta WHERE key = ?", (key,))

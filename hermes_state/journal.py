@@ -18,14 +18,15 @@ from typing import Literal
 
 import msgspec
 
-from hermes_state import inbox, outbox, ratings, talk, tool_runs
+from hermes_state import attachments, inbox, outbox, ratings, talk, tool_runs
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState, NewInboxRow
 from hermes_state.models import ledger
+from hermes_state.models.ledger import ModelCall
 from hermes_state.outbox import OutboxKind, OutboxRow, RenderedReply, Reply
 from hermes_state.sessions import end_session, ensure_active, load_tip
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, insert_row, load_note, scalar_or_none, scalars
+from hermes_state.store.sql import Connection, insert_row, scalar_or_none, scalars
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import (
     EMPTY_BODY,
@@ -33,10 +34,8 @@ from hermes_state.transcripts import (
     SCHEDULED_NOTE,
     TRANSCRIBED_NOTE,
     NewMessage,
-    append_part,
     append_to_tip,
-    load_message,
-    show_instead,
+    was_spoken,
 )
 from hermes_state.turns import (
     TICKET,
@@ -53,7 +52,6 @@ from hermes_state.values import (
     AttachmentId,
     Button,
     ChatId,
-    Document,
     EndReason,
     InboxId,
     InputKind,
@@ -63,7 +61,6 @@ from hermes_state.values import (
     MessageId,
     MessageRole,
     Millis,
-    ModelCall,
     Origin,
     Reasoning,
     ToolCall,
@@ -84,7 +81,7 @@ class PreparedMessage:
     body: MessageBody = EMPTY_BODY
     attachment_ids: tuple[AttachmentId, ...] = ()
     parts: tuple[MessageId, ...] = ()
-    """Rows of `store_part`, which become parts of this message."""
+    """Rows of `attachments.store_part`, which become parts of this message."""
     notes: tuple[str, ...] = ()
 
 
@@ -125,47 +122,6 @@ def start_turn(
         talk.show(db, chat_id, lineage_id, turn_id, now)
     _bind(db, turn_id, lineage_id, rows, prepared, now)
     return load_running(db, turn_id)
-
-
-_PARTS_NOTE = "parts.{}"
-"""Key of the note with the id of a chat's first unbound part, because no index finds unbound parts."""
-
-
-@locks(chat="chat_id")
-def store_part(db: Connection, chat_id: ChatId, row: InboxRow, part: Document, now: Millis) -> MessageId:
-    """Store a part of a long document that the model does not see, but can search and open.
-
-    Each part has its own transaction, because indexing takes time. `start_turn` makes it a part of its message. Until
-    then, no search finds it.
-    """
-    new = NewMessage(
-        role=MessageRole.USER,
-        origin=Origin.HUMAN,
-        text=None,
-        body=MessageBody(documents=(part,)),
-        sender_ref=row.sender_ref,
-        sender_name=row.sender_name,
-    )
-    part_id = append_part(db, ensure_active(db, chat_id, now).id, new, row.sent_at)
-    note = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
-    db.execute(note, (_PARTS_NOTE.format(chat_id), str(part_id)))
-    return part_id
-
-
-def has_unbound_parts(db: Connection, chat_id: ChatId) -> bool:
-    """Return True if a message that never began a turn has left parts: after a crash, or if it was withdrawn."""
-    return load_note(db, _PARTS_NOTE.format(chat_id)) is not None
-
-
-@locks(chat="chat_id")
-def remove_unbound_parts(db: Connection, chat_id: ChatId) -> None:
-    """Delete parts whose message never began a turn. The caller must not be preparing a message of the chat."""
-    query = """DELETE FROM messages WHERE lineage_id IN (SELECT lineage_id FROM sessions WHERE chat_id = ?) AND id >= ?
-    AND seq < 0 AND indexed = 1 AND replaces_id IS NULL"""
-    key = _PARTS_NOTE.format(chat_id)
-    if (first := load_note(db, key)) is not None:
-        db.execute(query, (chat_id, int(first)))
-        db.execute("DELETE FROM meta WHERE key = ?", (key,))
 
 
 def start_at_once(
@@ -256,16 +212,11 @@ def _bind(
 def _store_human_row(
     db: Connection, turn_id: TurnId, lineage_id: LineageId, row: InboxRow, ready: PreparedMessage, now: Millis
 ) -> None:
-    body, notes = ready.body, ready.notes
-    body = msgspec.structs.replace(body, notes=(*body.notes, *notes)) if notes else body
+    body = msgspec.structs.replace(ready.body, notes=(*ready.body.notes, *ready.notes)) if ready.notes else ready.body
     said = _human_row(db, row, turn_id, body)
     message_id = append_to_tip(db, lineage_id, said, row.sent_at, ", last_human_at = ?", now).id
-    if ready.parts:
-        ours = f"lineage_id = ? AND id IN ({', '.join('?' * len(ready.parts))})"
-        bound = db.execute(f"UPDATE messages SET replaces_id = ? WHERE {ours}", (message_id, lineage_id, *ready.parts))
-        if bound.rowcount != len(ready.parts):
-            raise InboxMoved(f"chat {row.chat_id}: parts of a document belong to an earlier conversation")
-        db.execute("DELETE FROM meta WHERE key = ?", (_PARTS_NOTE.format(row.chat_id),))
+    if ready.parts and not attachments.bind_parts(db, row.chat_id, lineage_id, message_id, ready.parts):
+        raise InboxMoved(f"chat {row.chat_id}: parts of a document belong to an earlier conversation")
     quote = row.payload.quote
     quoted = quote.message_ref if quote is not None and not quote.is_from_bot else ""
     for part, ref in enumerate((row.message_ref, quoted) if row.kind is InboxKind.MESSAGE else ()):
@@ -353,25 +304,7 @@ def finish_tool(db: Connection, claim: TurnClaim, result: ToolResult, now: Milli
 
     Raises `TurnMoved` if the turn is not running or `claim` is outdated.
     """
-    return _store_result(db, require_running(db, claim), result, now)
-
-
-def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> Message:
-    call = result.call
-    tool_runs.end(db, turn.id, result, now)
-    row = NewMessage(
-        role=MessageRole.TOOL,
-        origin=Origin.TOOL,
-        text=result.text,
-        body=MessageBody(images=result.images) if result.images else EMPTY_BODY,
-        turn_id=turn.id,
-        tool_call_id=call.id,
-        tool_name=call.name,
-    )
-    stored = append_to_tip(db, turn.lineage_id, row, now)
-    if result.preview is not None:
-        show_instead(db, stored, result.preview(stored.id), now)
-    return stored
+    return tool_runs.store_result(db, require_running(db, claim), result, now)
 
 
 _QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"
@@ -411,20 +344,13 @@ def finish_turn(
     _settle_inbox(db, turn, has_late_steers, now)
     reply = _reply(turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id)
     row = outbox.enqueue(db, reply, now, None if is_owed else rendered)
-    if answer.speaks == "always" or (answer.speaks == "same" and _was_spoken(db, turn)):
+    if answer.speaks == "always" or (answer.speaks == "same" and was_spoken(db, turn.lineage_id)):
         key = f"{reply.dedupe_key}:voice"
         voice = replace(reply, kind=OutboxKind.VOICE, markdown="", dedupe_key=key, ticket=None, replaces=None)
         outbox.enqueue(db, voice, now)
     if has_retry:
         outbox.end_offer(db, turn.chat_id, "retry", now)
     return message.id, row if row is not None and row.rendered is not None else None
-
-
-def _was_spoken(db: Connection, turn: RunningTurn) -> bool:
-    """Return True if the newest message from a person was spoken. A retry answers a message of an earlier turn."""
-    query = "SELECT id FROM messages WHERE lineage_id = ? AND origin = 'human' ORDER BY id DESC LIMIT 1"
-    asked = scalar_or_none(db, MessageId, query, (turn.lineage_id,))
-    return asked is not None and TRANSCRIBED_NOTE in load_message(db, asked).body.notes
 
 
 @locks(turn="claim.id")
@@ -441,7 +367,7 @@ def stop_turn(
     if turn is None:
         return False
     _stop_subagents(db, turn, reason, now)
-    _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
+    tool_runs.answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
     query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
     shown = (scalar_or_none(db, str, query, (turn.id,)) or "").strip()
     if partial_text is None:
@@ -474,7 +400,7 @@ def fail_turn(
     if turn is None:
         return False
     _stop_subagents(db, turn, "the turn has failed", now)
-    _answer_open_calls(
+    tool_runs.answer_open_calls(
         db, turn, "outcome unknown: the turn failed before the result arrived", ToolRunState.UNKNOWN, now
     )
     if turn.parent is None:
@@ -486,19 +412,8 @@ def fail_turn(
 
 def _stop_subagents(db: Connection, turn: RunningTurn, reason: str, now: Millis) -> None:
     for subagent in find_subagents(db, turn.id) if turn.parent is None else []:
-        _answer_open_calls(db, subagent, reason, ToolRunState.STOPPED, now)
+        tool_runs.answer_open_calls(db, subagent, reason, ToolRunState.STOPPED, now)
         _close(db, subagent, TurnState.STOPPED, reason, now)
-
-
-def _answer_open_calls(db: Connection, turn: RunningTurn, text: str, state: ToolRunState, now: Millis) -> None:
-    query = """SELECT m.id FROM messages m
-    WHERE m.turn_id = ? AND m.role = 'assistant' AND m.body IS NOT NULL AND m.seq > 0 ORDER BY m.id"""
-    for message_id in scalars(db, MessageId, query, (turn.id,)):
-        runs = tool_runs.load_tool_runs(db, message_id)
-        for call in load_message(db, message_id).body.calls:
-            if runs.get(call.id, ToolRunState.STARTED) is ToolRunState.STARTED:
-                result = ToolResult(call_message_id=message_id, call=call, text=text, state=state)
-                _store_result(db, turn, result, now)
 
 
 def _reply(turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: MessageId | None) -> Reply:

@@ -21,6 +21,7 @@ import msgspec
 
 from hermes_state.chats import note_reach
 from hermes_state.errors import StateError
+from hermes_state.ratings import SignedMessage
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
@@ -32,7 +33,6 @@ from hermes_state.values import (
     OutboundPart,
     OutboxId,
     SentFile,
-    SignedMessage,
     TurnId,
     UserRef,
 )

@@ -1,8 +1,14 @@
-"""Ratings: the newest thumb of each person on an answer. The model is told once, with the next message of the chat."""
+"""Reactions: the signs that the bot sets, and ratings, the newest thumb of each person on an answer.
+
+The model is told about ratings once, with the next message of the chat.
+"""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
 
 from hermes_state import inbox
 from hermes_state.store.locks import locks
@@ -13,6 +19,24 @@ from hermes_state.values import THUMBS, ChatId, Cursor, LineageId, MessageId, Mi
 MAX_TOLD = 5
 """Maximum number of ratings that the model is told about at once. The newest are kept."""
 WORD = r"[\w'.,-]+"
+
+
+class Sign(StrEnum):
+    """Meaning of a reaction that the bot sets on a person's message. Each platform has its own emoji for it."""
+
+    SEEN = "seen"
+    """The message waits until the current answer is finished."""
+    DONE = "done"
+    FAILED = "failed"
+    EDITED = "edited"
+    """The change of the message was noticed after the answer."""
+
+
+class SignedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A reaction to set on a message."""
+
+    ref: str
+    sign: Sign
 
 
 def find_answer(db: Connection, reaction: ReactionEvent) -> tuple[ChatId, MessageId] | None:

@@ -7,8 +7,23 @@ from enum import StrEnum
 import msgspec
 
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, scalar, scalar_or_none, select
-from hermes_state.values import ChatId, Image, LineageId, MessageId, Millis, SessionId, ToolCall, TurnId
+from hermes_state.store.sql import Connection, scalar, scalar_or_none, scalars, select
+from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message, show_instead
+from hermes_state.turns import RunningTurn
+from hermes_state.values import (
+    ChatId,
+    Image,
+    LineageId,
+    Message,
+    MessageBody,
+    MessageId,
+    MessageRole,
+    Millis,
+    Origin,
+    SessionId,
+    ToolCall,
+    TurnId,
+)
 
 
 class ToolRunState(StrEnum):
@@ -49,10 +64,41 @@ def end(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Non
     db.execute(query, (result.state, now, result.call_message_id, result.call.id))
 
 
+def store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> Message:
+    """Store the result of a call in the transcript, and the state of its run."""
+    call = result.call
+    end(db, turn.id, result, now)
+    row = NewMessage(
+        role=MessageRole.TOOL,
+        origin=Origin.TOOL,
+        text=result.text,
+        body=MessageBody(images=result.images) if result.images else EMPTY_BODY,
+        turn_id=turn.id,
+        tool_call_id=call.id,
+        tool_name=call.name,
+    )
+    stored = append_to_tip(db, turn.lineage_id, row, now)
+    if result.preview is not None:
+        show_instead(db, stored, result.preview(stored.id), now)
+    return stored
+
+
 def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:
     """Load the states of an answer's tool calls, keyed by tool call id. Calls that have not begun are left out."""
     query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
+
+
+def answer_open_calls(db: Connection, turn: RunningTurn, text: str, state: ToolRunState, now: Millis) -> None:
+    """Store `text` as the result of every call of a turn that has none."""
+    query = """SELECT m.id FROM messages m
+    WHERE m.turn_id = ? AND m.role = 'assistant' AND m.body IS NOT NULL AND m.seq > 0 ORDER BY m.id"""
+    for message_id in scalars(db, MessageId, query, (turn.id,)):
+        runs = load_tool_runs(db, message_id)
+        for call in load_message(db, message_id).body.calls:
+            if runs.get(call.id, ToolRunState.STARTED) is ToolRunState.STARTED:
+                result = ToolResult(call_message_id=message_id, call=call, text=text, state=state)
+                store_result(db, turn, result, now)
 
 
 class ToolRunRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -219,6 +219,13 @@ def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:
     return {row.id: row for row in _messages(stored)}
 
 
+def was_spoken(db: Connection, lineage_id: LineageId) -> bool:
+    """Return True if the newest message from a person was spoken. A retry answers a message of an earlier turn."""
+    query = "SELECT id FROM messages WHERE lineage_id = ? AND origin = 'human' ORDER BY id DESC LIMIT 1"
+    asked = scalar_or_none(db, MessageId, query, (lineage_id,))
+    return asked is not None and TRANSCRIBED_NOTE in load_message(db, asked).body.notes
+
+
 def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId], reason: str, now: Millis) -> int:
     """Hide rows from the model. Return how many were hidden. Compressions planned earlier are then refused."""
     rows = [(session_id, session_id, message_id, message_id, reason, now) for message_id in message_ids]

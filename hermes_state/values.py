@@ -240,24 +240,6 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
     """True if the reply replaces the message, because it is another page of the same list."""
 
 
-class Sign(StrEnum):
-    """Meaning of a reaction that the bot sets on a person's message. Each platform has its own emoji for it."""
-
-    SEEN = "seen"
-    """The message waits until the current answer is finished."""
-    DONE = "done"
-    FAILED = "failed"
-    EDITED = "edited"
-    """The change of the message was noticed after the answer."""
-
-
-class SignedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A reaction to set on a message."""
-
-    ref: str
-    sign: Sign
-
-
 class SentFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file sent to a chat: a reference to an `attachments` row, never the bytes."""
 
@@ -449,21 +431,6 @@ class CanonicalUsage:
     @property
     def total(self) -> int:
         return self.prompt + self.output
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
-    """A model call in the ledger, successful or not."""
-
-    purpose: str
-    route: str
-    model: str
-    outcome: str
-    usage: CanonicalUsage | None
-    took_ms: int
-    is_estimated: bool = False
-    """True if the gateway estimated the usage, or used the price of the model's family."""
-    cost: MicroUsd | None = None  # None: usage or price unknown
 
 
 MICROS = 1_000_000

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from hermes_state.errors import MessageRejected, PlatformUnavailable
+from hermes_state.ratings import SignedMessage
 from hermes_state.values import (
     Button,
     ChatKey,
@@ -20,7 +21,6 @@ from hermes_state.values import (
     IncomingAttachment,
     Millis,
     OutboundPart,
-    SignedMessage,
 )
 from platforms.console import Console
 

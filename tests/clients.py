@@ -3,8 +3,9 @@
 from agent.model.base import ChatModel, Payer
 from agent.model.caps import StoreLedger
 from agent.model.client import ModelClient, RetryPolicy
+from hermes_state.models.ledger import ModelCall
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, ModelCall, SystemClock
+from hermes_state.values import Clock, SystemClock
 
 FAST_RETRY = RetryPolicy(first_pause=0.001, max_pause=0.002)
 

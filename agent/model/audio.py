@@ -15,8 +15,9 @@ from agent.model.protocols.openai import BASE_URL, OPENAI_SDK
 from agent.model.replies import read_bytes, read_json
 from agent.model.usage import estimated_text_tokens, normalize_usage
 from hermes_state.errors import ModelError, ReplyMalformed
+from hermes_state.models.ledger import ModelCall
 from hermes_state.text import well_formed
-from hermes_state.values import CanonicalUsage, ModelCall
+from hermes_state.values import CanonicalUsage
 
 PURPOSE: Final = "transcription"
 """Purpose under which the ledger lists transcription calls."""

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 from agent.model.wire import WireStyle
 from hermes_state.errors import ModelError, ModelNotFound, ShapeRejected
+from hermes_state.models.ledger import ModelCall
 from hermes_state.network import NetworkSettings
 from hermes_state.values import (
     CanonicalUsage,
@@ -15,7 +16,6 @@ from hermes_state.values import (
     ConversationRef,
     LineageId,
     MicroUsd,
-    ModelCall,
     Reasoning,
     ReasoningEffort,
     SessionId,

@@ -9,10 +9,10 @@ from datetime import UTC, date, datetime, time, tzinfo
 from agent.model.base import Payer
 from hermes_state.errors import PriceNotFound, SpendingCapExceeded
 from hermes_state.models import ledger, profiles
-from hermes_state.models.ledger import cost_around, cost_of_chat, cost_of_conversation
+from hermes_state.models.ledger import ModelCall, cost_around, cost_of_chat, cost_of_conversation
 from hermes_state.store.writer import Store
 from hermes_state.text import dollars
-from hermes_state.values import Clock, MicroUsd, Millis, ModelCall
+from hermes_state.values import Clock, MicroUsd, Millis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,8 @@ from agent.model.errors.classifier import MIN_OUTPUT_ROOM
 from agent.model.usage import estimated_reply_usage
 from hermes_state import errors
 from hermes_state.aio import Backoff
-from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall
+from hermes_state.models.ledger import ModelCall
+from hermes_state.values import CanonicalUsage, MicroUsd
 
 log = structlog.get_logger()
 

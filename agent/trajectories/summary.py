@@ -13,8 +13,9 @@ from agent.model.usage import estimated_text_tokens
 from agent.trajectories.format import Turn
 from hermes_state import errors
 from hermes_state.errors import CommandError, ModelError, SpendingCapExceeded
+from hermes_state.models.ledger import ModelCall
 from hermes_state.text import both_ends, counted
-from hermes_state.values import Clock, MicroUsd, ModelCall, Tokens
+from hermes_state.values import Clock, MicroUsd, Tokens
 
 Summarise: TypeAlias = Callable[[Sequence[Turn], int, Redact], Awaitable[str]]
 """Writes a summary of turns with about the given number of tokens. Raises `ModelError` if this fails."""

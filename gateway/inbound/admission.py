@@ -26,6 +26,7 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import find_chat, find_chats_at, meet_chat
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.ratings import Sign, SignedMessage
 from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
@@ -111,7 +112,7 @@ class StoredEvent:
     has_reply: bool
     """True if the transaction stored a reply that must be delivered."""
     started: RunningTurn | None = None
-    signed: values.SignedMessage | None = None
+    signed: SignedMessage | None = None
     """Reaction to a message that waits in a busy chat without another acknowledgement."""
     interrupts: TurnId | None = None
     """Turn that this message interrupts. It can run on any node."""
@@ -178,8 +179,8 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
     turn = find_open_turn(db, chat_id) if event.busy_mode is not None else None
     mode = _meet_turn(db, event, turn, inbox_id, now) if turn is not None else None
     is_steer = mode == "steer"
-    is_typed, seen = message.via is values.InputKind.TYPED, values.Sign.SEEN
-    signed = values.SignedMessage(ref=message.message_ref, sign=seen) if is_typed else None
+    is_typed, seen = message.via is values.InputKind.TYPED, Sign.SEEN
+    signed = SignedMessage(ref=message.message_ref, sign=seen) if is_typed else None
     notice = event.steered_notice if is_steer else event.queued_notice
     has_notice = notice is not None and (is_steer or inbox.is_behind_work(db, inbox_id))
     if notice is not None and has_notice:
@@ -300,7 +301,7 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
     else:
         payload = InboxPayload(text=text, words_by=edit.words_by)
         inbox.insert(db, _row(edit, chat.id, payload, kind=InboxKind.NOTICE), now)
-        signed = values.SignedMessage(ref=edit.message_ref, sign=values.Sign.EDITED)
+        signed = SignedMessage(ref=edit.message_ref, sign=Sign.EDITED)
         once = f"inbox:{edited.inbox_id}:edited"
         outbox.enqueue(db, Reply(chat_id=chat.id, markdown="", dedupe_key=once, signed=signed), now)
     return chat.id

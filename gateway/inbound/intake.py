@@ -224,8 +224,7 @@ class GatewayIntake:
                 hints.append(event)
             self.access.judge(event)
             return True
-        key = self._key_of(event.chat, event.chat_kind, event.sender)
-        sessions = self.runtime.config.sessions
+        key, sessions = self._key_of(event.chat, event.chat_kind, event.sender), self.runtime.config.sessions
         # Except in busy mode `queue`, an earlier message of the batch can start a turn that this message joins or ends.
         is_apart = sessions.busy_mode == "queue" or all(one.is_talk or one.key != key for one in batch)
         is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart

@@ -17,9 +17,10 @@ from hermes_state.aio import own_cancellation, track
 from hermes_state.chats import load_groups
 from hermes_state.errors import ChatUnreachable, HermesError, MessageRejected, RateLimited
 from hermes_state.outbox import WrittenReply
+from hermes_state.ratings import SignedMessage
 from hermes_state.store.sql import load_note
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, ChatKey, Cursor, ReactionEvent, SignedMessage, UserRef
+from hermes_state.values import ChatId, ChatKey, Cursor, ReactionEvent, UserRef
 
 log = structlog.get_logger()
 

@@ -24,7 +24,7 @@ from gateway.outbound.notices import tell_expired
 from gateway.turns import file_kinds
 from gateway.turns.file_kinds import RECORDINGS, AttachmentError
 from gateway.turns.voice import TranscriptionHandler
-from hermes_state import attachments, inbox, journal, outbox
+from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError, ToolError
@@ -146,7 +146,7 @@ class AttachmentHandler:
                 self.delivery.wake(chat_id)
             is_whole = is_whole and is_useful
             parts = [
-                await self.store.write(journal.store_part, chat_id, row, part, self.clock.now())
+                await self.store.write(attachments.store_part, chat_id, row, part, self.clock.now())
                 for part in gathered.parts
             ]
             if parts:

@@ -19,7 +19,7 @@ from gateway.outbound.notices import tell_expired
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.ownership import Ownership
 from gateway.turns.runner import MAX_RESTARTS, ActiveTurn, TurnRunner
-from hermes_state import inbox, journal, outbox
+from hermes_state import attachments, inbox, journal, outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import is_unreachable, load_chat
 from hermes_state.errors import StateError, StoreBroken
@@ -101,7 +101,7 @@ class Lane:
             await self._resume(turn)
             return True
         if has_remains:
-            await self._lanes.store.write(journal.remove_unbound_parts, self._chat_id)
+            await self._lanes.store.write(attachments.remove_unbound_parts, self._chat_id)
         if self._crashes >= 3:
             await self._dead_letter(rows)
             return True
@@ -410,7 +410,7 @@ def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, lis
     rows = inbox.load_waiting(db, chat_id) if turn is None else []
     scheduled = {row.id for row in rows if row.payload.via is InputKind.SCHEDULED}
     held = scheduled if scheduled and is_unreachable(db, chat_id) else ()
-    has_remains = turn is None and journal.has_unbound_parts(db, chat_id)
+    has_remains = turn is None and attachments.has_unbound_parts(db, chat_id)
     return turn, [row for row in rows if not row.runs_at_once and row.id not in held], has_remains
 
 

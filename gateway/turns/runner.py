@@ -42,11 +42,12 @@ from hermes_state.errors import (
 )
 from hermes_state.journal import ModelAnswer
 from hermes_state.outbox import OutboxRow, RenderedReply, Reply
+from hermes_state.ratings import Sign, SignedMessage
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnMoved, remove_preview
-from hermes_state.values import Button, ChatKind, Clock, Millis, Sign, SignedMessage
+from hermes_state.values import Button, ChatKind, Clock, Millis
 
 log = structlog.get_logger()
 

@@ -19,12 +19,13 @@ from gateway.models.selection import Runtime
 from hermes_state import sessions
 from hermes_state.errors import HermesError, ReplyMalformed
 from hermes_state.models import ledger
+from hermes_state.models.ledger import ModelCall
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_beginning
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ChatId, Clock, LineageId, Millis, ModelCall, Origin, Transcript
+from hermes_state.values import ChatId, Clock, LineageId, Millis, Origin, Transcript
 
 log = structlog.get_logger()
 

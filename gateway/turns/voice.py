@@ -41,11 +41,12 @@ from hermes_state.errors import (
 )
 from hermes_state.inbox import InboxRow
 from hermes_state.models import ledger
+from hermes_state.models.ledger import ModelCall
 from hermes_state.outbox import OutboxRow, load_words
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, Clock, IncomingAttachment, Millis, ModelCall, OutboundPart, OutboxId
+from hermes_state.values import ChatId, Clock, IncomingAttachment, Millis, OutboundPart, OutboxId
 from platforms.markdown import parser
 
 if TYPE_CHECKING:  # this import loads an SDK, so do not do it at run time

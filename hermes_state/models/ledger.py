@@ -3,17 +3,34 @@
 Money is in millionths of a US dollar. A call with an unknown price counts as `unpriced`, never as free.
 """
 
+from dataclasses import dataclass
+
 import msgspec
 
 from hermes_state.sessions import load_tip
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none, select, select_one
-from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCall, SessionId, TurnId
+from hermes_state.values import CanonicalUsage, ChatId, LineageId, MicroUsd, Millis, SessionId, TurnId
 
 ADD_USAGE = """input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
   cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,
   reasoning_tokens = reasoning_tokens + ?, cost_microusd = cost_microusd + ?, unpriced_calls = unpriced_calls + ?"""
 """SQL assignments that add a call to a session's totals. `usage_of` returns their parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """A model call in the ledger, successful or not."""
+
+    purpose: str
+    route: str
+    model: str
+    outcome: str
+    usage: CanonicalUsage | None
+    took_ms: int
+    is_estimated: bool = False
+    """True if the gateway estimated the usage, or used the price of the model's family."""
+    cost: MicroUsd | None = None  # None: usage or price unknown
 
 
 @locks(turn="turn_id", lineage="lineage_id", chat="chat_id")

@@ -17,11 +17,12 @@ from hermes_state.aio import wait_until
 from hermes_state.connector import connector_for
 from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
 from hermes_state.network import NetworkSettings
+from hermes_state.ratings import SignedMessage
 from hermes_state.setting_types import plain
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart, SignedMessage
+from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient

@@ -17,7 +17,8 @@ import structlog
 
 from hermes_state.aio import wait_until
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable
-from hermes_state.values import Clock, Millis, Sign, SignedMessage
+from hermes_state.ratings import Sign, SignedMessage
+from hermes_state.values import Clock, Millis
 from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient

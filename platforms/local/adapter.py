@@ -11,8 +11,9 @@ from yarl import URL
 
 from hermes_state.errors import PlatformUnavailable, StateError
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.ratings import SignedMessage
 from hermes_state.store.writer import Store
-from hermes_state.values import LOCAL_OWNER, ChatKey, Clock, IncomingAttachment, OutboundPart, SignedMessage, UserRef
+from hermes_state.values import LOCAL_OWNER, ChatKey, Clock, IncomingAttachment, OutboundPart, UserRef
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.http_server import http_server
 from platforms.local.access import BrowserAccessControl, address

@@ -19,10 +19,11 @@ from telegram.error import BadRequest, InvalidToken, TelegramError
 from hermes_state import errors
 from hermes_state.aio import cancel_all, track
 from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
+from hermes_state.ratings import SignedMessage
 from hermes_state.setting_types import plain
 from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart, SignedMessage
+from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.files import CHUNK_BYTES, copy_file, save_stream

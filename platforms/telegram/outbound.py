@@ -14,7 +14,8 @@ from telegram.error import BadRequest, ChatMigrated, Conflict, Forbidden, Invali
 
 from hermes_state import errors
 from hermes_state.errors import MessageRejected, PlatformError, SendAmbiguous
-from hermes_state.values import Button, ChatKey, OutboundPart, Sign, SignedMessage
+from hermes_state.ratings import Sign, SignedMessage
+from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.settings import TableStyle

@@ -20,10 +20,11 @@ from hermes_state import journal
 from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailable, ToolError
 from hermes_state.inbox import InboxMode
 from hermes_state.journal import ModelAnswer
+from hermes_state.models.ledger import ModelCall
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn, TurnMoved, take_up
-from hermes_state.values import ChatKey, Message, MessageRole, ModelCall, Tokens, ToolCall, ToolEffect
+from hermes_state.values import ChatKey, Message, MessageRole, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, agent_for, settings
 from tests.agents import SingleModelAgent, TurnSettings, handle_of
 from tests.clients import client_of

@@ -49,6 +49,7 @@ from gateway.turns.titles import TitleWriter
 from gateway.turns.voice import TranscriptionHandler, transcription_client
 from hermes_state.errors import FileSizeExceeded
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.ratings import SignedMessage
 from hermes_state.redaction import redact
 from hermes_state.store.sql import scalar
 from hermes_state.store.writer import Store
@@ -68,7 +69,6 @@ from hermes_state.values import (
     OutboundPart,
     Quote,
     Sender,
-    SignedMessage,
     SystemClock,
     Tokens,
     ToolCall,

@@ -15,6 +15,7 @@ from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.journal import ModelAnswer
+from hermes_state.models.ledger import ModelCall
 from hermes_state.store.sql import Connection, scalar
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import NewMessage, load_view
@@ -30,7 +31,6 @@ from hermes_state.values import (
     MessageId,
     MessageRole,
     Millis,
-    ModelCall,
     Origin,
     Quote,
     SessionId,

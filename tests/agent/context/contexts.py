@@ -18,19 +18,10 @@ from agent.turn import Answer
 from gateway.config.context_settings import NoticeConfig
 from gateway.outbound.notices import NoticeWriter
 from hermes_state import sessions
+from hermes_state.models.ledger import ModelCall
 from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn
-from hermes_state.values import (
-    ChatKey,
-    ConversationRef,
-    LineageId,
-    Millis,
-    ModelCall,
-    Origin,
-    Tokens,
-    ToolEffect,
-    Transcript,
-)
+from hermes_state.values import ChatKey, ConversationRef, LineageId, Millis, Origin, Tokens, ToolEffect, Transcript
 from tests.agent.conftest import SENT_AT, Chat, FixedClock, Sink, agent_for, settings
 from tests.agents import SingleModelAgent
 from tests.fakes.fake_llm import LLM

@@ -28,7 +28,8 @@ from hermes_state.errors import (
     SpendingCapExceeded,
     StoreUnavailable,
 )
-from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall, ToolCall
+from hermes_state.models.ledger import ModelCall
+from hermes_state.values import CanonicalUsage, MicroUsd, ToolCall
 from tests.agent.context.rows import human
 from tests.clients import RecordedCalls
 

@@ -13,8 +13,9 @@ from agent.tools.registry import Tool, ToolContext, ToolRegistry, tool
 from hermes_state import journal
 from hermes_state.errors import ToolError
 from hermes_state.journal import ModelAnswer
+from hermes_state.models.ledger import ModelCall
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, ChatKind, ModelCall, Tokens, ToolCall, ToolEffect, UserRef
+from hermes_state.values import ChatKey, ChatKind, Tokens, ToolCall, ToolEffect, UserRef
 from tests.agent.conftest import Chat
 
 CALL = ModelCall(purpose="turn", route="r", model="m", outcome="ok", usage=None, took_ms=0)

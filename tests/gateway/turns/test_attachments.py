@@ -13,7 +13,7 @@ from agent.settings import WorkspaceSettings
 from agent.tools.files.workspace import WorkspaceStore
 from gateway.schedules import expire_idle
 from gateway.turns.attachments import MAX_TEXT_CHARS, PART_CHARS
-from hermes_state import inbox, journal
+from hermes_state import attachments, inbox
 from hermes_state.admin.lineage_queries import find_place
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
@@ -412,7 +412,7 @@ async def leave_part(gateway: TestGateway) -> MessageId:
 
     def leave(db: Connection) -> MessageId:
         row = inbox.stored_form(waiting(ChatId(1), "look"), InboxId(1), Millis(1))
-        return journal.store_part(db, ChatId(1), row, Document(name="a.txt", text="badger"), Millis(1))
+        return attachments.store_part(db, ChatId(1), row, Document(name="a.txt", text="badger"), Millis(1))
 
     return await gateway.store.write(leave)
 

@@ -13,21 +13,12 @@ import pytest
 
 from hermes_state import inbox, journal, outbox, sessions
 from hermes_state.chats import ensure_chat
+from hermes_state.models.ledger import ModelCall
 from hermes_state.store.sql import save_note
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import hide
 from hermes_state.turns import RunningTurn, note_preview
-from hermes_state.values import (
-    Button,
-    ChatId,
-    ChatKind,
-    InboundEvent,
-    InboundMessage,
-    InboxId,
-    MessageId,
-    ModelCall,
-    ToolCall,
-)
+from hermes_state.values import Button, ChatId, ChatKind, InboundEvent, InboundMessage, InboxId, MessageId, ToolCall
 from platforms.base import Preview, SendRequest, TextKind
 from platforms.local import chat_routes
 from platforms.local.chat_routes import PAGE_ROWS

@@ -224,7 +224,9 @@ BUSY: Mapping[str, Writer] = {
     "settle": lambda s, now: write(inbox.settle, s.waiting.id, InboxState.DONE, now),
     "queue_steers": lambda s, now: write(inbox.queue_steers, lambda ref: ref != BOB),
     "save_transcript": lambda s, now: write(_keep_transcript, s.waiting, RECORDING, "spoken", CALL, now),
-    "stop_all": lambda s, now: write(_carry_out, s.stop, s.chat, in_chat(stop_all, s.chat_id, s.turn, s.stop.id), now),
+    "stop_all": lambda s, now: write(
+        _carry_out, s.stop, s.chat, in_chat(stop_all, s.chat_id, s.turn, s.stop.id), now, False
+    ),
     "reset": lambda s, now: write(command, s.chat_id, in_chat(sessions.reset, s.chat_id), now),
     "resume": lambda s, now: write(command, s.chat_id, in_chat(sessions.resume, s.chat_id, s.earlier), now),
     "split": lambda s, now: write(command, s.chat_id, in_chat(split, s.plan), now),
@@ -433,7 +435,7 @@ PEOPLE: Mapping[str, Writer] = {
     "offer/full": lambda s, now: _offer("5", "CODEGGGG", now, max_pending=2),
     "approve": lambda s, now: write(approve_pairing, "CODEAAAA", UserRole.USER, "command line", now),
     "approve/chat": lambda s, now: write(
-        _carry_out, s.row, s.chat, partial(_approve, "CODEAAAA", UserRole.ADMIN, "somebody"), now
+        _carry_out, s.row, s.chat, partial(_approve, "CODEAAAA", UserRole.ADMIN, "somebody"), now, False
     ),
     "revoke": lambda s, now: write(revoke_pairing, ADA.ref, "command line", now),
     "revoke/steer": lambda s, now: write(
