@@ -89,11 +89,12 @@ class Splitter:
             else:
                 rank = _SENTENCE if text[gap.start() - 1] in ".!?\u2026\u3002\uff01\uff1f" else _WORD
             cuts.append((rank, cut))
-        found = {
-            (cut - start < (end - start) * _SHARES[rank], rank): cut
-            for rank, cut in cuts
-            if self._span_at(cut) is None and (rank <= _LINE or self._block_at(cut) is None)
-        }
+        found = dict[tuple[bool, bool, int], int]()
+        for rank, cut in cuts:
+            is_in_line = rank > _LINE and self._block_at(cut) is not None
+            if self._span_at(cut) is None and not (is_in_line and cut > end):  # a block keeps its spaces
+                # A line of a block is cut between words only if it is longer than a part.
+                found[is_in_line, cut - start < (end - start) * _SHARES[rank], rank] = cut
         if found:
             return found[min(found)]
         span = self._span_at(end)

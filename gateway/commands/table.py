@@ -294,7 +294,7 @@ GROUPS = (
     ("Answers", "stop retry undo queue steer steps approve deny", "/queue And by train?", "asks this afterwards"),
     (
         "Memory and settings",
-        "memory todo schedule model think tools groupcontext",
+        "memory todo schedule model think tools groupcontext reactions",
         "/memory me add I prefer metric units",
         "makes me remember this about you",
     ),

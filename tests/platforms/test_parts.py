@@ -111,3 +111,13 @@ def test_code_after_a_heading_stays_with_it() -> None:
     code = "```py\n" + "x = 1\n" * 150 + "```"
     first, second = RENDERERS["discord"][0](f"{'Some words here. ' * 80}\n\n### Code\n\n{code}")
     assert (first.endswith("here."), second) == (True, f"### Code\n\n{code}")
+
+
+@pytest.mark.parametrize("name", ["telegram", "discord"])
+def test_a_line_of_code_that_is_longer_than_a_part_is_cut_between_words(name: str) -> None:
+    render, limit = RENDERERS[name]
+    words = [f"word{number}" for number in range(1_500)]
+    for shift in range(12):
+        parts = render(f"```json\n{'x' * shift} {' '.join(words)}\n```")
+        assert re.findall(r"word\d+", "\n".join(parts)) == words
+        assert all(utf16_units(part) <= limit for part in parts)

@@ -20,7 +20,7 @@ HELP = """\
 `/queue And by train?` asks this afterwards.
 
 **Memory and settings**
-/memory /todo /schedule /model /think /tools{group}
+/memory /todo /schedule /model /think /tools{group} /reactions
 `/memory me add I prefer metric units` makes me remember this about you.
 
 **About**

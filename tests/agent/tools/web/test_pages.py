@@ -178,6 +178,12 @@ async def test_plain_text_is_unchanged(kind: str) -> None:
     assert '\n{"a": "<p>one</p>"}\n' in await text_of('{"a": "<p>one</p>"}', kind)
 
 
+async def test_the_memory_of_the_gateway_does_not_count_as_that_of_its_page_worker() -> None:
+    own = bytearray(b"x") * (300 << 20)  # more than the worker may use
+    assert "Boats" in await text_of(ARTICLE, "text/html")
+    assert own[-1:] == b"x"
+
+
 async def test_a_page_without_a_media_type_is_detected() -> None:
     assert "<article>" not in await text_of(ARTICLE, "")
     assert '{"a": 1}' in await text_of('{"a": 1}', "")
