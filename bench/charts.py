@@ -34,10 +34,6 @@ def _cells(row: str) -> Sequence[Cell]:
     return (row, "ours"), (row, "yardstick")
 
 
-def _by_window(label: str, row: str) -> dict[str, Sequence[Cell]]:
-    return {f"{label}, {size}": ((row, size), (f"{row} {DASH} {PEER}", size)) for size in ("8K", "32K", "128K")}
-
-
 CHARTS = (
     Chart(
         "throughput.svg",
@@ -61,16 +57,18 @@ CHARTS = (
         },
     ),
     Chart(
-        "facts.svg",
-        "Facts that are still in the prompt, by context window",
+        "recall.svg",
+        "Content of earlier messages that is still in the prompt, by context window",
         (OURS, PEER),
-        _by_window("few facts", "**all facts, usual**") | _by_window("many facts", "**all facts, dense**"),
-    ),
-    Chart(
-        "prompts.svg",
-        "Mean prompt in tokens, by context window",
-        (OURS, PEER),
-        _by_window("many facts", "mean prompt, dense, tokens"),
+        {
+            f"{label}, {size}": ((row, size), (f"{row} {DASH} {PEER}", size))
+            for label, row in (
+                ("what questions need", "recall: what questions need, in the prompt"),
+                ("preferences, decisions", "recall: preferences and decisions in the prompt"),
+                ("newest values", "recall: newest value in the prompt"),
+            )
+            for size in ("32K", "128K")
+        },
     ),
 )
 

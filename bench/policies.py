@@ -11,14 +11,14 @@ import random
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-StandInKind = Literal["shortens", "omits", "invents"]
+StandInKind = Literal["shortens", "omits", "invents", "nothing"]
 Messages = list[dict[str, Any]]
 Turn = Mapping[str, Any]
 """A turn of a month, with `said`, `document`, `calls`, their `results`, `answer`, `facts` and `sentences`."""
@@ -63,15 +63,19 @@ class StandIn:
     """Writes summaries without a model: lines from the prompt, at equal distances, under the usual headings.
 
     `omits`: the lines lose their identifiers. `invents`: every fourth line has an identifier that nobody ever used.
+    `nothing`: the summary only consists of `lines`, whatever the prompt contains.
     """
 
-    def __init__(self, kind: StandInKind) -> None:
+    def __init__(self, kind: StandInKind, lines: Sequence[str] = ()) -> None:
         self.kind = kind
+        self.lines = lines
         self.invented: set[str] = set()
         self._chance = random.Random(5)
 
     def write(self, prompt: str) -> str:
         """Return the summary that a prompt asks for."""
+        if self.kind == "nothing":
+            return "\n\n".join(f"## {title}\n- {line}" for title, line in zip(TITLES, self.lines, strict=True))
         found = _TARGET.search(prompt)
         room = int(found[1].replace(",", "")) * TARGET_SHARE if found else 900.0
         material = "\n".join(match[2] or match[4] or "" for match in _MATERIAL.finditer(prompt)) or prompt
@@ -111,8 +115,13 @@ class StandIn:
 class Meter:
     """Figures of one month: the share of facts that prompts contain, token counts, and the price."""
 
-    def __init__(self, turns: int, *, every: bool = False) -> None:
-        """`turns`: number of turns, of which only the second half is measured. `every`: measure all turns."""
+    def __init__(self, turns: int, *, every: bool = False, keep: Collection[int] = ()) -> None:
+        """`turns`: number of turns, of which only the second half is measured. `every`: measure all turns.
+
+        `keep`: numbers of the turns whose prompts are kept.
+        """
+        self._keep = keep
+        self.kept: list[Sequence[str]] = []
         self._from = 0 if every else turns // 2
         self._said: list[tuple[str, str, str]] = []
         self._shown: dict[str, list[float]] = defaultdict(list)
@@ -129,7 +138,9 @@ class Meter:
 
     def look(self, turn: int, pieces: Sequence[str]) -> None:
         """Measure the prompt of a turn's first call."""
-        if turn < self._from or not self._said:
+        if turn in self._keep:
+            self.kept.append(pieces)
+        if turn < self._from:
             return
         shown = frozenset[str]().union(*map(names, pieces))
         groups = defaultdict(list)
@@ -302,10 +313,15 @@ REMEDIES = {"keep everything": keep_everything, "drop oldest": drop_oldest, "lea
 
 
 def simulate(
-    month: Sequence[Turn], system: str, window: int, make: Callable[[int, StandIn], Policy]
+    month: Sequence[Turn],
+    system: str,
+    window: int,
+    make: Callable[[int, StandIn], Policy],
+    stand_in: StandIn | None = None,
+    meter: Meter | None = None,
 ) -> dict[str, float]:
-    """Return the figures of a month under a policy, with the stand-in that shortens."""
-    meter, policy = Meter(len(month)), make(window, StandIn("shortens"))
+    """Return the figures of a month under a policy, by default with the stand-in that shortens."""
+    meter, policy = meter or Meter(len(month)), make(window, stand_in or StandIn("shortens"))
     messages: Messages = [{"role": "system", "content": system}]
     for number, turn in enumerate(month):
         meter.say(turn["facts"])
@@ -325,8 +341,13 @@ def simulate(
 
 
 def main() -> None:
-    jobs = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    print(json.dumps([simulate(job["month"], job["system"], job["window"], hermes_agent) for job in jobs]))
+    found: list[Mapping[str, Any]] = []
+    for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        meter = Meter(len(job["month"]), keep=job.get("keep", ()))
+        stand_in = StandIn("nothing", job["lines"]) if "lines" in job else StandIn("shortens")
+        figures = simulate(job["month"], job["system"], job["window"], hermes_agent, stand_in, meter)
+        found.append({**figures, "kept": meter.kept})
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from bench.months import DENSE, USUAL
 from bench.policies import REMEDIES
 from bench.quality_questions import corpus, search, topics
 from bench.quality_runs import LEAN, PEER_NAME, SIZES, Bench, Cell, Row, span
+from bench.recall import NOTE, recall
 
 LONG = {128_000: (250, 8)}
 """Number of turns and length factor for windows in which ten compressions need more than the usual month."""
@@ -233,6 +234,7 @@ GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
     "waiting": waiting,
     "topics": topics,
     "search": search,
+    "recall": recall,
     "without": without,
     "costs": costs,
 }
@@ -263,6 +265,7 @@ def main() -> None:
     found = aligned([heads, *lines])
     print(found)
     charts.write(found)
+    print(f"\n{NOTE}" if "recall" in groups else "")
     print("\n".join(["", *(f"Left out: {name}" for name in dict.fromkeys(bench.left_out))]))
 
 
