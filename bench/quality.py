@@ -265,8 +265,8 @@ def main() -> None:
     found = aligned([heads, *lines])
     print(found)
     charts.write(found)
-    print(f"\n{NOTE}" if "recall" in groups else "")
-    print("\n".join(["", *(f"Left out: {name}" for name in dict.fromkeys(bench.left_out))]))
+    left_out = [f"Left out: {name}" for name in dict.fromkeys(bench.left_out)]
+    print("\n".join(["", *[NOTE] * ("recall" in groups), *left_out]))
 
 
 if __name__ == "__main__":

@@ -241,7 +241,7 @@ def _statements(bench: Bench) -> list[Row]:
         # Chats of fewer than 12 messages are too short for rules.
         text = "\n".join(virtual(compressed([*(one["text"] for one in ours), *["Fine."] * 12])).pieces)
         for title in (RULES, WISHES):
-            lines = [quote(line) for line in section(title, text)]
+            lines = [line for line in map(quote, section(title, text)) if line]
             for one in ours:
                 is_listed = any(line in one["text"] or one["text"] in line for line in lines)
                 for group in ("all languages", language):
