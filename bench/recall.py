@@ -49,7 +49,6 @@ KINDS = {"rule": RULES, "preference": WISHES, "decision": WISHES}
 """Section of the record for each kind of statement."""
 TRUE_RULES = ("instruction", "preference")
 """Kinds of questions about sentences that may be listed as rules."""
-STATEMENTS = FOLDER / "blind" / "statements.jsonl"
 MEASURES = {
     "needed": ("recall: what questions need, in the prompt", "≥ 50 / ≥ 91 %", False),
     "wishes": ("recall: preferences and decisions in the prompt", "≥ 80 / ≥ 95 %", False),
@@ -234,7 +233,8 @@ def _listed(talk: Talk, record: Record) -> Mapping[str, list[float]]:
 
 def _statements(bench: Bench) -> list[Row]:
     """Type the statements of each language into a chat, compress it, and compare its sections with the kinds."""
-    every = [msgspec.json.decode(line) for line in STATEMENTS.read_bytes().splitlines()]
+    files = sorted(FOLDER.glob("*/statements.jsonl"))
+    every = [msgspec.json.decode(line) for path in files for line in path.read_bytes().splitlines()]
     listed: dict[str, list[tuple[str, bool, bool]]] = defaultdict(list)
     for language in sorted({one["language"] for one in every}):
         ours = [one for one in every if one["language"] == language]
@@ -253,7 +253,8 @@ def _statements(bench: Bench) -> list[Row]:
             hits = [is_listed for one, kind, is_listed in found if (one, kind) == (title, is_true)]
             cells.append(f"{sum(hits)} of {len(hits)}")
         name = f"statements, {group}: rules, wrong rules; preferences, wrong ones"
-        rows.append((name, {bench.windows[0]: f"{cells[0]}, {cells[1]}; {cells[2]}, {cells[3]}"}, ""))
+        cell = f"{cells[0]}, {cells[1]}; {cells[2]}, {cells[3]}"
+        rows.append((name, {bench.windows[0]: cell}, "wrong: ≤ 3 %" if group == "all languages" else ""))
     return rows
 
 
