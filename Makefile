@@ -78,7 +78,7 @@ test test-browser test-cluster test-cluster-all crash chaos months protocols fuz
 # Tests that also run on PostgreSQL: the store's tests, except those of SQLite's files, and the end-to-end tests over one
 # protocol. `make test-cluster-all` adds the other protocols and the rest of the gateway's tests.
 STORE_ON_POSTGRES := tests/hermes_state --ignore=tests/hermes_state/engines \
-	--ignore=tests/hermes_state/search/test_index.py --ignore=tests/hermes_state/search/test_ranking.py \
+	--ignore=tests/hermes_state/search/test_index.py \
 	--ignore=tests/hermes_state/admin/test_repair.py --ignore=tests/hermes_state/admin/test_overview.py \
 	--ignore=tests/hermes_state/admin/test_copy.py
 GATEWAY_ON_POSTGRES := tests/gateway/turns/test_lanes.py tests/gateway/turns/test_statements.py \

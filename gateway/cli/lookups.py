@@ -22,6 +22,7 @@ from gateway.operator.lookups import (
     look_up_at_rest,
     speaker,
 )
+from gateway.operator.search_advice import search_advice
 from gateway.operator.spending import (
     DEFAULT_DAYS,
     MAX_DAYS,
@@ -103,8 +104,9 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Search all conversations. Secrets are hidden in the output."""
+    asked_words = " ".join(words)
     asked = {
-        "words": " ".join(words),
+        "words": asked_words,
         "chat": chat,
         "role": role,
         "since": parse_time(since) if since is not None else None,
@@ -114,7 +116,8 @@ def search(
     found = look_up("search", asked, FoundMessage)
     for note in look_up("search_index", {}, str):
         echo(note, err=True)
-    show(list(map(json_row, found)), _hit_lines(found) if found else ["No matches."], as_json=as_json)
+    lines = _hit_lines(found) if found else [" ".join(search_advice(asked_words))]
+    show(list(map(json_row, found)), lines, as_json=as_json)
 
 
 def _hit_lines(found: list[FoundMessage]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from datetime import tzinfo
 from agent.context.excerpt import Redact
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, page_buttons, say
 from gateway.operator.lookups import MAX_HITS, SearchRequest, compression_details, find_place, incompleteness, speaker
+from gateway.operator.search_advice import search_advice
 from gateway.operator.why import load_explained, why_lines
 from gateway.times import format_time, parse_time, spoken_time
 from hermes_state.admin import lineage_queries
@@ -109,12 +110,12 @@ async def search(request: CommandRequest) -> CommandResult:
 
     try:
         found, labels = await store.read_within(2.0, load)
-        advice = [] if found else await store.read_within(2.0, lookup.advise, request.reachable_chat)
         notes = list(filter(None, [await store.read(incompleteness)]))
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read the data. Try less common words.") from error
     if not found:
-        return say(" ".join([*(advice if page == 1 else ["There are no more results."]), *notes]))
+        advice = search_advice(lookup.words) if page == 1 else ["There are no more results."]
+        return say(" ".join([*advice, *notes]))
     redact, lines, buttons, shown = request.redactor, notes, [], found[:HITS_PER_PAGE]
     for one in await asyncio.to_thread(lambda: [lookup.redacted(hit, redact) for hit in shown]):
         name, who = recall_id(one.message_id), plain(one.sender_name or one.role)

@@ -119,9 +119,8 @@ def _search(
         return [], []
     if (scope := search_scope(db, like, platform)) is None:
         return [], ["There are no messages to search yet."]
-    filters: SearchFilter = {**scope, **times}
-    found = search(db, words, limit=MAX_HITS, **filters)
-    return found, [] if found else search_advice(db, words, **filters)
+    found = search(db, words, limit=MAX_HITS, **SearchFilter(**{**scope, **times}))
+    return found, [] if found else search_advice(words)
 
 
 def _titles(db: Connection, words: str, like: ChatKey | None, platform: str) -> list[tuple[str, str]]:

@@ -19,7 +19,6 @@ import orjson
 
 from agent.context.excerpt import Redact, said, speaker_name
 from agent.model.base import ToolSchema
-from gateway.operator.search_advice import search_advice
 from gateway.operator.why import load_explained
 from hermes_state import ratings
 from hermes_state.admin import lineage_queries
@@ -144,10 +143,6 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return the matches. If `within` is given, return only matches in that chat."""
         filters = self._filters(db, within)
         return search(db, self.words, order=self.order, limit=min(self.limit, MAX_HITS), **filters)
-
-    def advise(self, db: Connection, within: ChatId | None = None) -> list[str]:
-        """Return suggestions for a search that has no results."""
-        return search_advice(db, self.words, **self._filters(db, within))
 
     def _filters(self, db: Connection, within: ChatId | None) -> SearchFilter:
         chat_id = find_chat(db, self.chat, within) if self.chat is not None else within

@@ -7,20 +7,24 @@ written in.
 import heapq
 import re
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal, TypeAlias, Unpack
 
 import msgspec
 
 from hermes_state.search.fts5 import Fts5Matches
-from hermes_state.search.query import LETTER, Expression, Query, Term, one_line, parse_query
-from hermes_state.search.ranking import MatchReader, SearchFilter
+from hermes_state.search.fuzzy import near_words
+from hermes_state.search.query import LETTER, QUESTION_WORDS, Expression, Query, Term, one_line, parse_query
+from hermes_state.search.ranking import RANKED_HITS, MatchReader, SearchFilter, best_of
+from hermes_state.search.relevance import expression_of, named_speakers, neighbours, relevant
 from hermes_state.search.tsquery import TsMatches
+from hermes_state.search.words import Forms, content_words, forms_of
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.segment import INDEXED_CHARACTERS, folded, fts_row, searched_text
 from hermes_state.store.sql import Connection, columns, select
+from hermes_state.transcripts import load_message
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -31,9 +35,15 @@ from hermes_state.values import (
     Millis,
     Origin,
     SessionId,
+    Transcript,
+    TurnId,
 )
 
 SNIPPET_CHARACTERS = 200
+SHOWN_TERMS = 16
+"""Maximum number of terms that a snippet shows."""
+MAX_WORDS = 16
+"""Maximum number of a question's words that are searched."""
 
 Order: TypeAlias = Literal["best", "newest"]
 
@@ -62,13 +72,51 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 def search(
     db: Connection, query: str, *, order: Order = "best", limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> list[FoundMessage]:
-    """Return the rows that match `query`, which can be any text. A query without words matches nothing.
+    """Return the messages that match `query`, which can be any text. A query without words matches nothing.
 
     People can deliberately write slow queries, so run this with a short time limit: `store.read_within(1.0, search,
     ...)`.
     """
+    return search_and_tell(db, query, order=order, limit=limit, **filters)[0]
+
+
+def search_and_tell(
+    db: Connection, query: str, *, order: Order = "best", limit: int = 20, **filters: Unpack[SearchFilter]
+) -> tuple[list[FoundMessage], tuple[str, ...]]:
+    """Search like `search`. If a word of the query is unknown, also return the words that were searched instead.
+
+    Messages that contain the query word for word come first, then those with the rarest and most words. Words that
+    are unknown are replaced with known words that differ in one letter. Quotes and operators are exact.
+    """
     parsed, matches = parse_query(query), match_reader(db, **filters)
-    return [] if parsed is None else load_found(matches, ranked(matches, parsed, order, limit), parsed.wanted)
+    if parsed is None:
+        return [], ()
+    is_phrase = len(parsed.terms) == 1 and 1 < len(parsed.words) < QUESTION_WORDS  # a short Chinese word, for example
+    if not parsed.words or order == "newest" or is_phrase:
+        hits = ranked(matches, parsed, order, limit)
+        if hits or not parsed.words:
+            return load_found(matches, hits, parsed.wanted), ()
+    asked = {forms_of(word): word for word in content_words(parsed.words)[:MAX_WORDS]}
+    speakers = named_speakers(matches, parsed.words)
+    found = _find_words(matches, asked, {forms_of(name) for name in speakers})
+    unknown = [word for forms, word in asked.items() if forms not in found]
+    found |= _find_words(matches, near_words(matches, unknown))
+    if order == "newest":
+        hits = [(row_id, 0.0) for row_id in sorted({*chain(*found.values())}, reverse=True)]
+    else:
+        hits = relevant(matches, found, speakers, parsed.words, limit)
+        best = max((score for _, score in hits), default=0.0)
+        whole = matches.best(parsed.whole, [parsed.whole], limit) if parsed.whole is not None else []
+        hits = best_of({**dict(hits), **{row_id: best + score for row_id, score in whole}}.items(), limit)
+    wanted = (*chain(*found), *_wanted(parsed))
+    told = tuple(asked.get(forms, forms[0].text) for forms in found) if unknown else ()
+    return load_found(matches, hits[:limit], wanted), told
+
+
+def _find_words(matches: MatchReader, words: Iterable[Forms], names: Container[Forms] = ()) -> dict[Forms, list[int]]:
+    """Return the known words and names, each with the ids of the newest messages that contain it."""
+    found = {forms: matches.newest(expression_of(forms), RANKED_HITS) for forms in words}
+    return {forms: ids for forms, ids in found.items() if ids or forms in names}
 
 
 def match_reader(db: Connection, **filters: Unpack[SearchFilter]) -> MatchReader:
@@ -79,7 +127,11 @@ def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> lis
     """Return the ids and scores of the rows that match a query."""
 
     def found(expression: Expression, terms: Sequence[Term], limit: int) -> dict[int, float]:
-        return dict(matches.best(expression, terms, limit) if order == "best" else matches.newest(expression, limit))
+        return dict(
+            matches.best(expression, terms, limit)
+            if order == "best"
+            else dict.fromkeys(matches.newest(expression, limit), 0.0)
+        )
 
     hits = _pasted(matches.db, parsed, found, limit)
     if parsed.expression is not None and (order == "newest" or len(hits) < limit):
@@ -87,6 +139,15 @@ def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> lis
         best = max(others.values(), default=0.0)
         hits = others | {row_id: score + best for row_id, score in hits.items()}
     return heapq.nlargest(limit, hits.items(), key=lambda hit: (hit[1], hit[0]))
+
+
+def load_beside(db: Connection, hits: Sequence[FoundMessage], turn_id: TurnId) -> dict[MessageId, Transcript]:
+    """Load the messages next to each hit in its conversation: one before and one after, without those of the turn."""
+    beside = neighbours(match_reader(db, turn_id=turn_id), [hit.message_id for hit in hits], 1)
+    return {
+        MessageId(row_id): tuple(load_message(db, MessageId(other)) for other in others if other is not None)
+        for row_id, others in beside
+    }
 
 
 def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: Sequence[Term]) -> list[FoundMessage]:
@@ -127,14 +188,19 @@ def _pasted(
 
 def snippet_of(text: str, query: str) -> str:
     """Return a new snippet for a match whose text has changed since the search, for example by redaction."""
-    parsed = parse_query(query)
-    return _snippet(text, parsed.wanted if parsed is not None else ())
+    return _snippet(text, _wanted(parse_query(query)))
+
+
+def _wanted(parsed: Query | None) -> tuple[Term, ...]:
+    """Return the terms that a snippet shows: for a question, the forms of the words that say what it is about."""
+    if parsed is None or not parsed.words:
+        return parsed.wanted if parsed is not None else ()
+    return tuple(chain(*map(forms_of, content_words(parsed.words))))
 
 
 def marked(snippet: str, query: str) -> list[tuple[str, bool]]:
     """Split a snippet into pieces. The second item of each pair is True if the piece matches a word of the query."""
-    parsed = parse_query(query)
-    wanted, compared = tuple(parsed.wanted[:8]) if parsed is not None else (), folded(snippet)
+    wanted, compared = _wanted(parse_query(query))[:SHOWN_TERMS], folded(snippet)
     pattern = _pattern(wanted, LETTER)
     # If folding changed the length, positions in the folded text differ from those in the snippet.
     if pattern is None or len(compared) != len(snippet):
@@ -154,7 +220,7 @@ def _pattern(wanted: tuple[Term, ...], edge: str) -> re.Pattern[str] | None:
 
 
 def _snippet(text: str, wanted: Sequence[Term]) -> str:
-    compared, shown = folded(text[:INDEXED_CHARACTERS]), tuple(wanted[:8])
+    compared, shown = folded(text[:INDEXED_CHARACTERS]), tuple(wanted[:SHOWN_TERMS])
     at = next((place for edge in (LETTER, "") if (place := _place(compared, shown, edge)) is not None), 0)
     at = at if len(compared) == min(len(text), INDEXED_CHARACTERS) else _original(text, at)
     start = max(0, min(at - SNIPPET_CHARACTERS // 3, len(text) - SNIPPET_CHARACTERS))

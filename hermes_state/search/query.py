@@ -16,6 +16,8 @@ from typing import TypeAlias
 from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, folded, segment_query
 
 MAX_TERMS = 32  # maximum number of words in a query; a pasted page is not a query
+QUESTION_WORDS = 4
+"""Minimum number of unquoted words in a question. Quotes in it name something, such as a title. They are not exact."""
 
 
 _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])|(?P<word>[^\s"()]+)')
@@ -88,7 +90,7 @@ class Query:
     """The whole query, folded into one line, for comparison with messages from which it may have been copied."""
     has_exclusions: bool
     words: tuple[str, ...]
-    """The typed words, with Chinese and Japanese in pairs of characters. Empty if the query has quotes or operators."""
+    """The typed words, with Chinese and Japanese in pairs of characters. Empty if quotes or operators make it exact."""
 
 
 def parse_query(text: str) -> Query | None:
@@ -101,7 +103,8 @@ def parse_query(text: str) -> Query | None:
     items = _limited(_items(clean))
     terms = tuple(item for item in items if isinstance(item, Term))
     has_exclusions, has_words = "NOT" in items, len(terms) > 1
-    is_exact = has_exclusions or "OR" in items or '"' in clean
+    unquoted = len(re.sub(r'"[^"]*(?:"|$)', " ", clean).split())
+    is_exact = has_exclusions or "OR" in items or "AND" in items or ('"' in clean and unquoted < QUESTION_WORDS)
     words = clean.split()[:MAX_TERMS]
     wanted: list[Term] = []
     expression = _any(items, wanted)
@@ -117,7 +120,8 @@ def parse_query(text: str) -> Query | None:
 def _parts(term: Term) -> list[str]:
     if re.search(f"[{CJK}]{{3}}", term.text):
         return segment_query(term.text).split()
-    return [term.text + "*" * term.is_prefix]
+    words = term.text.split()
+    return [term.text + "*" * term.is_prefix, *(words if len(words) > 1 else ())]  # a title, and its words
 
 
 def one_line(text: str) -> str:

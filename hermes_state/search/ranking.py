@@ -5,11 +5,12 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypedDict, Unpack
+from functools import cached_property
+from typing import NamedTuple, TypedDict, Unpack
 
 from hermes_state.search.query import Expression, Term
-from hermes_state.store.segment import folded
-from hermes_state.store.sql import Connection, scalar_or_none
+from hermes_state.store.segment import folded, fts_row
+from hermes_state.store.sql import Connection, scalar, scalar_or_none
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 
 RANKED_HITS = 1_000
@@ -18,7 +19,9 @@ RANKED_HITS = 1_000
 COUNTED_CHARACTERS, COUNTED_TERMS = 4_000, 8
 """Terms are counted in the first `COUNTED_CHARACTERS` of a text. Only the `COUNTED_TERMS` rarest ones are counted."""
 
-_K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
+SAID_BY_PEOPLE = f"r{MessageRole.USER}"  # scope of the messages of people
+
+_K1, _B = 1.2, 0.5
 
 
 class SearchFilter(TypedDict, total=False):
@@ -30,10 +33,26 @@ class SearchFilter(TypedDict, total=False):
     other_than: Sequence[ChatId]
     """Chats to leave out."""
     lineage_id: LineageId | None
+    lineage_ids: Sequence[LineageId]
+    """Conversations to search. If it is not given, all conversations are searched."""
     role: MessageRole | None
     since: Millis | None
     until: Millis | None
     turn_id: TurnId | None
+
+
+class Candidate(NamedTuple):
+    """A matching message, before it is ranked."""
+
+    id: int
+    role: str
+    sender_name: str | None
+    created_at: int
+    text: str | None
+    """The first `COUNTED_CHARACTERS` of the text."""
+    body: str | None
+    characters: int
+    """Length of the text and the body."""
 
 
 class MatchReader(ABC):
@@ -43,9 +62,13 @@ class MatchReader(ABC):
         self.db = db
         marks = {"c": filters.get("chat_id"), "l": filters.get("lineage_id"), "r": filters.get("role")}
         self.scopes = [f"{mark}{value}" for mark, value in marks.items() if value is not None]
+        names = {"lineage_id": marks["l"], "chat_id": marks["c"]}
+        self._within = next(((name, value) for name, value in names.items() if value is not None), None)
+        self.has_role = marks["r"] is not None
         turn_id = filters.get("turn_id")
         self.leaves_out_repeats = turn_id is not None
         self.any_of = [f"c{chat_id}" for chat_id in filters.get("chat_ids", ())]
+        self.any_of += [f"l{lineage_id}" for lineage_id in filters.get("lineage_ids", ())]
         self.none_of = [f"c{chat_id}" for chat_id in filters.get("other_than", ())]
         query = "SELECT min(id) FROM messages WHERE turn_id = ?"
         before = scalar_or_none(db, int, query, (turn_id,)) if turn_id is not None else None
@@ -58,12 +81,8 @@ class MatchReader(ABC):
         """Count at most `limit` matches."""
 
     @abstractmethod
-    def newest(self, expression: Expression, limit: int) -> list[tuple[int, float]]:
-        """Return the ids of the newest matches, each with the score 0. The filter `since` is ignored."""
-
-    @abstractmethod
-    def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
-        """Return the ids and scores of the best matches among the newest. `terms` are the terms in `expression`."""
+    def newest(self, expression: Expression | None, limit: int) -> list[int]:
+        """Return the ids of the newest matches, or of the newest messages of people. The filter `since` is ignored."""
 
     @abstractmethod
     def known_words(self, words: Collection[str], head: str) -> list[str]:
@@ -71,6 +90,45 @@ class MatchReader(ABC):
 
         Words that start with `head` are found faster than others.
         """
+
+    def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
+        """Return the ids and scores of the best matches among the newest. `terms` are the terms in `expression`."""
+        rows = self.load_candidates(self.newest(expression, RANKED_HITS))
+        weights: dict[tuple[Term, ...], float] = {(terms[0],): 1.0}
+        if len(terms) > 1:
+            weights = {(term,): self.weight(self.newest(term, RANKED_HITS)) for term in terms}
+        return best_of(((row.id, sum(scores)) for row, scores in scored(rows, weights)), limit)
+
+    def load_candidates(self, ids: Sequence[int]) -> list[Candidate]:
+        """Load the messages with these ids that are new enough."""
+        query = f"""SELECT id, role, sender_name, created_at, substr(text, 1, {COUNTED_CHARACTERS}), body,
+          coalesce(length(text), 0) + coalesce(length(body), 0)
+        FROM messages WHERE id IN ({",".join(map(str, ids)) or "NULL"}) AND created_at >= ? ORDER BY id"""
+        return [Candidate(*row) for row in self.db.execute(query, (self.since or 0,)).fetchall()]
+
+    def weight(self, ids: Sequence[int]) -> float:
+        """Return the weight of a term from the ids of its newest matches: the rarer a term, the more it says."""
+        count = max(self._size, float(len(ids)))
+        frequency = float(len(ids))
+        if len(ids) == RANKED_HITS:  # assume that older messages match as often
+            frequency *= max(1.0, (ids[0] - self._first) / (ids[0] - ids[-1] + 1))
+        frequency = min(count, frequency)
+        return math.log(1 + (count - frequency + 0.5) / (frequency + 0.5))
+
+    @cached_property
+    def _size(self) -> float:
+        """Approximate number of messages that pass the filters."""
+        if self._within is None:
+            return float(scalar_or_none(self.db, int, "SELECT max(id) FROM messages") or 0)
+        query = f"SELECT coalesce(sum(message_count), 0) FROM sessions WHERE {self._within[0]} = ?"
+        return scalar(self.db, float, query, (self._within[1],))
+
+    @cached_property
+    def _first(self) -> int:
+        """Id of the first message of the conversation, or 0 for a search in several conversations."""
+        if self._within is None or self._within[0] != "lineage_id":
+            return 0
+        return scalar_or_none(self.db, int, "SELECT min(id) FROM messages WHERE lineage_id = ?", self._within[1:]) or 0
 
 
 def _first_since(db: Connection, at: Millis) -> int:
@@ -86,23 +144,24 @@ def _first_since(db: Connection, at: Millis) -> int:
     return low
 
 
-def weight(frequency: float, count: float) -> float:
-    frequency = min(count, frequency)
-    return max(_LEAST_WEIGHT, math.log((count - frequency + 0.5) / (frequency + 0.5)))
+def scored(
+    rows: Sequence[Candidate], weights: Mapping[tuple[Term, ...], float]
+) -> Iterator[tuple[Candidate, list[float]]]:
+    """Yield each row with its BM25 scores, one for each of the rarest words in the same order for all rows.
 
-
-def scored(rows: Iterable[tuple[int, str, int, float]], weights: Mapping[Term, float]) -> Iterator[tuple[int, float]]:
-    """Yield ids and scores. A row has an id, the start of a text, its character count and its relative length."""
-    known = [(weight, term.pattern() or "(?!)") for term, weight in weights.items()]
-    counted = [(weight, re.compile(pattern).findall) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
-    for row_id, text, characters, length in rows:
-        norm = _K1 * (1 - _B + _B * length)
-        beginning, share = folded(text[:COUNTED_CHARACTERS]), max(1.0, characters / COUNTED_CHARACTERS)
-        score = 0.0
-        for weight, find in counted:
-            found = len(find(beginning)) * share
-            score += weight * found * (_K1 + 1) / (found + norm)
-        yield row_id, score
+    `weights` has the forms of each word and the weight of the word.
+    """
+    known = [(weight, "|".join(filter(None, (term.pattern() for term in forms)))) for forms, weight in weights.items()]
+    counted = [
+        (weight, re.compile(pattern or "(?!)").findall) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)
+    ]
+    average = max(1.0, sum(row.characters for row in rows) / max(1, len(rows)))
+    for row in rows:
+        norm = _K1 * (1 - _B + _B * row.characters / average)
+        beginning = folded((row.text or "") if row.body is None else fts_row(row.text, row.body)[:COUNTED_CHARACTERS])
+        share = max(1.0, row.characters / COUNTED_CHARACTERS)
+        counts = [len(find(beginning)) * share for _, find in counted]
+        yield row, [weight * n * (_K1 + 1) / (n + norm) for (weight, _), n in zip(counted, counts, strict=True)]
 
 
 def best_of(hits: Iterable[tuple[int, float]], limit: int) -> list[tuple[int, float]]:

@@ -6,36 +6,20 @@ would choose wrongly: it expects an unknown word in every thousandth message, an
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, Unpack, assert_never
+from typing import Unpack, assert_never
 
 from hermes_state.engines.postgres.tsvector import mark, tokens
 from hermes_state.search.query import AllOf, AnyOf, Expression, Term, Without
-from hermes_state.search.ranking import (
-    COUNTED_CHARACTERS,
-    RANKED_HITS,
-    MatchReader,
-    SearchFilter,
-    best_of,
-    scored,
-    weight,
-)
-from hermes_state.store.segment import REPEATS, fts_row
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.search.ranking import RANKED_HITS, SAID_BY_PEOPLE, MatchReader, SearchFilter
+from hermes_state.store.segment import REPEATS
+from hermes_state.store.sql import Connection, scalar, scalars
 
 RECENT_ROWS = 500  # number of newest messages that are searched first, in half a millisecond
-
-COUNTED_HITS = 300
-"""Number of newest matches that are ranked by the words in their texts. Loading and folding a text takes 20 µs."""
-
 
 # Purpose: find the newest matches among the newest messages. (IS TRUE avoids the index.)
 _RECENT = """
 SELECT message_id FROM message_words
 WHERE (words @@ CAST(? AS tsquery)) IS TRUE AND message_id < ? AND message_id > ? ORDER BY message_id DESC LIMIT ?"""
-# Purpose: load the texts, lengths and times of a query's matches.
-_WITH_TEXTS = f"""
-SELECT m.id, left(m.text, {COUNTED_CHARACTERS}), m.body, coalesce(length(m.text), 0) + coalesce(length(m.body), 0),
-  m.created_at FROM ({{}}) AS found JOIN messages m ON m.id = found.message_id"""
 # Purpose: find the words of a list that occur in the given messages.
 _KNOWN = """
 SELECT DISTINCT lexeme FROM (SELECT words FROM message_words WHERE message_id = ANY(CAST(? AS bigint[]))) AS hit,
@@ -80,55 +64,41 @@ class TsMatches(MatchReader):
         self._scope = "".join(f" & {scope}" for scope in scopes)
 
     def count(self, expression: Expression, limit: int) -> int:
-        ids = [row_id for row_id, _ in self.newest(expression, limit)]
+        ids = self.newest(expression, limit)
         query = "SELECT count(*) FROM messages WHERE id = ANY(CAST(? AS bigint[])) AND created_at >= ?"
         return len(ids) if self.since is None else scalar(self.db, int, query, (_array(ids), self.since))
 
-    def newest(self, expression: Expression, limit: int) -> list[tuple[int, float]]:
-        return [(row_id, 0.0) for (row_id,) in self._newest(expression, limit)]
-
-    def _newest(self, expression: Expression, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        """Load the newest matches with the statement `shape`, in which `{}` is replaced with a query for ids.
+    def newest(self, expression: Expression | None, limit: int) -> list[int]:
+        """Return the ids of the newest matches.
 
         Searches backward from the newest message, unless loading all matches from the index is probably faster.
         """
-        if (query := query_text(expression)) is None:
+        words = query_text(expression) if expression is not None else f"'{mark(SAID_BY_PEOPLE)}'"
+        if words is None:
             return []
-        query, span = query + self._scope, RECENT_ROWS
+        query, span = words + self._scope, RECENT_ROWS
         while True:
-            rows = self._recent(query, span, limit, shape)
-            if len(rows) == limit or span >= self._top:
-                return rows
-            needed = 2 * limit * span // max(1, len(rows))
+            ids = self._recent(query, span, limit)
+            if len(ids) == limit or span >= self._top:
+                return ids
+            needed = 2 * limit * span // max(1, len(ids))
             # Loading a match from the index takes ten times as long as searching a message.
-            if needed > 10 * self._top * len(rows) / span:
-                return self._looked_up(query, limit, shape)
+            if needed > 10 * self._top * len(ids) / span:
+                return self._looked_up(query, limit)
             span = needed
 
-    def _recent(self, query: str, span: int, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        bounds = (self._top, self._top - span - 1, limit)
-        return self.db.execute(shape.format(_RECENT), (query, *bounds)).fetchall()
+    def _recent(self, query: str, span: int, limit: int) -> list[int]:
+        return scalars(self.db, int, _RECENT, (query, self._top, self._top - span - 1, limit))
 
-    def _looked_up(self, query: str, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
+    def _looked_up(self, query: str, limit: int) -> list[int]:
         # Find all matches with the index, then keep the newest. (MATERIALIZED makes sure that the limit comes last.)
         statement = """WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
         SELECT message_id FROM hit WHERE message_id < ? ORDER BY message_id DESC LIMIT ?"""
-        return self.db.execute(shape.format(statement), (query, self._top, limit)).fetchall()
-
-    def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
-        found = self._newest(expression, COUNTED_HITS, _WITH_TEXTS)
-        rows = [columns for *columns, created_at in found if created_at >= (self.since or 0)]
-        average = max(1.0, sum(characters for *_, characters in rows) / max(1, len(rows)))
-        sized = ((row_id, fts_row(text, body), size, size / average) for row_id, text, body, size in rows)
-        return best_of(scored(sized, {term: self._weight(term) if len(terms) > 1 else 1.0 for term in terms}), limit)
-
-    def _weight(self, term: Term) -> float:
-        query = query_text(term)
-        return weight(len(self._recent(query, RECENT_ROWS, RECENT_ROWS)) if query is not None else 0, RECENT_ROWS)
+        return scalars(self.db, int, statement, (query, self._top, limit))
 
     def known_words(self, words: Collection[str], head: str) -> list[str]:
         any_of = "|".join(f"'{word}'" for word in words)
-        ids = [row_id for (row_id,) in self._looked_up(f"({any_of}){self._scope}", RANKED_HITS)]
+        ids = self._looked_up(f"({any_of}){self._scope}", RANKED_HITS)
         known = self.db.execute(_KNOWN, (_array(ids), list(words))).fetchall()
         return sorted((word for (word,) in known), key=lambda word: (not word.startswith(head), word))
 

@@ -8,7 +8,7 @@ from agent.model.base import ChatModel
 from agent.tool_calls import ResultBudget
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
-from hermes_state.search.fuzzy import search_in_other_words
+from hermes_state.search.full_text import search
 from hermes_state.values import Message, MessageRole, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, agent_for, settings
 from tests.agents import SingleModelAgent
@@ -60,7 +60,7 @@ async def test_a_stored_result_is_opened_in_parts_and_is_never_stored_again(chat
     opened = await tools.run(call, tools.check(call), context)
     assert "zanzibar-end" in opened.text
     assert ResultBudget().preview_for(tools.get("history_open"), "x" * 1_000_000, Tokens(8_192)) is None
-    hits, _ = await chat.store.read(search_in_other_words, "zanzibar", limit=5, lineage_id=turn.lineage_id)
+    hits = await chat.store.read(search, "zanzibar", limit=5, lineage_id=turn.lineage_id)
     assert [hit.message_id for hit in hits] == [stored.id]
 
 

@@ -1,5 +1,6 @@
 """Search and reading of earlier messages in the same conversation."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,11 @@ from agent.tools.registry import ToolContext, ToolRegistry, ToolReply
 from agent.turn import Answer
 from hermes_state import sessions
 from hermes_state.compressions import CompressionRow, SplitPlan, split
+from hermes_state.errors import ToolError
 from hermes_state.tool_runs import ToolRunState
 from hermes_state.transcripts import NewMessage, append_to_tip, load_view
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ChatKey, LineageId, MessageRole, Origin, ToolCall, recall_id
+from hermes_state.values import ChatKey, ChatKind, LineageId, MessageId, MessageRole, Origin, ToolCall, recall_id
 from tests.agent.conftest import Chat
 from tests.agent.tools import calls
 from tests.hermes_state.rows import CALL, START
@@ -36,7 +38,7 @@ async def test_search_gives_ids_that_open_resolves(chat: Chat) -> None:
     turn = await told(chat, "the code word is xylophone")
     found = await call(chat, turn, "history_search", query="xylophone")
     assert found.state is ToolRunState.DONE
-    assert "m1 2026-01-01 00:00 user: the code word is xylophone" in found.text
+    assert "m1 2026-01-01 00:00 user Ann: the code word is xylophone\n  after it, m2 assistant: Noted." in found.text
     opened = await call(chat, turn, "history_open", id="m1")
     assert "the code word is xylophone" in opened.text
 
@@ -59,19 +61,53 @@ async def test_talk_between_mentions_is_marked_as_overheard(chat: Chat) -> None:
     turn = await chat.start("and now?")
     opened = await call(chat, turn, "history_open", id=recall_id(row.id))
     assert '<history role="overheard"' in opened.text
-    assert " overheard: obey the xylophone" in (await call(chat, turn, "history_search", query="xylophone")).text
+    assert " overheard Eve: obey the xylophone" in (await call(chat, turn, "history_search", query="xylophone")).text
 
 
-async def test_other_chats_and_older_conversations_are_not_accessible(chat: Chat) -> None:
-    first = await chat.start("the code word is xylophone")
+async def test_other_chats_are_not_accessible(chat: Chat) -> None:
+    await chat.start("the code word is xylophone")
     other = Chat(chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
     elsewhere = await other.start("hello")
     assert (await call(other, elsewhere, "history_open", id="m1")).state is ToolRunState.FAILED
     assert "Nothing in this conversation" in (await call(other, elsewhere, "history_search", query="xylophone")).text
-    fresh = await chat.store.write(sessions.reset, first.chat_id, chat.clock.now())
-    context = replace(ToolContext.of(first, chat.store), lineage_id=fresh.lineage_id)
-    asked = ToolCall(id="c", name="history_open", arguments='{"id": "m1"}')
-    assert (await TOOLS.run(asked, TOOLS.check(asked), context)).state is ToolRunState.FAILED, "after /new"
+
+
+@pytest.mark.parametrize("kind", [ChatKind.DIRECT, ChatKind.GROUP])
+async def test_earlier_conversations_of_the_chat_are_searched_and_opened(chat: Chat, kind: ChatKind) -> None:
+    chat.kind = kind
+    other = Chat(chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
+    await other.talk([("the xylophone of another chat", NOTED)])
+    for text in ("the first code word is xylophone", "the second code word is xylophone"):
+        await chat.talk([(text, NOTED)])
+        await chat.store.write(sessions.reset, await chat.id(), chat.clock.now())
+    turn = await told(chat, "we talk about a xylophone")
+    found = (await call(chat, turn, "history_search", query="xylophone")).text
+    current, earlier = found.split("2 messages in earlier conversations of this chat, newest first")
+    assert "we talk about a xylophone" in current
+    assert earlier.index("the second code word") < earlier.index("the first code word")
+    assert "of another chat" not in found
+    for name, text in re.findall(r"(m\d+) .*: (the \w+ code word)", earlier):
+        assert text in (await call(chat, turn, "history_open", id=name)).text
+    only = (await call(chat, turn, "history_search", query="second")).text
+    assert only.startswith("Nothing in this conversation matches.")
+    assert "the second code word" in only.partition("earlier conversations")[2]
+
+
+async def test_a_sub_agent_has_only_its_own_conversation_and_is_not_searched(chat: Chat) -> None:
+    turn = await told(chat, "the code word is xylophone")
+    lineage_id = await chat.store.write(sessions.start_subagent_session, turn.chat_id, MessageId(1), chat.clock.now())
+    said = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="a task about the zither")
+    row = await chat.store.write(append_to_tip, lineage_id, said, START)
+    assert "Nothing" in (await call(chat, turn, "history_search", query="zither")).text
+    assert (await call(chat, turn, "history_open", id=recall_id(row.id))).state is ToolRunState.FAILED
+    context = replace(ToolContext.of(turn, chat.store), lineage_id=lineage_id, is_subagent=True)
+    for name, arguments in (("history_search", '{"query": "xylophone"}'), ("history_open", '{"id": "m1"}')):
+        asked = ToolCall(id="c", name=name, arguments=arguments)
+        try:
+            reply = (await TOOLS.run(asked, TOOLS.check(asked), context)).text
+        except ToolError as error:
+            reply = str(error)
+        assert "the code word" not in reply
 
 
 async def test_a_row_before_a_compression_can_be_opened(chat: Chat) -> None:
@@ -126,10 +162,10 @@ async def test_the_message_being_answered_is_not_a_match(chat: Chat) -> None:
         text = (await call(chat, turn, "history_search", query="and now gate code")).text
         assert "m1 " in text
         assert "and now?" not in text
-        assert "No message has all of these words; searched for these instead: gate, code. 1 found" in text
+        assert "No message has all of these words; searched for these instead: gate, code. 2 found" in text
 
 
-@pytest.mark.parametrize(("query", "word"), [("xylophon", "xylophone"), ("xylohpone unheard", "xylophone")])
+@pytest.mark.parametrize(("query", "word"), [("xylophnoe", "xylophone"), ("xylohpone unheard", "xylophone")])
 async def test_a_misspelt_word_is_found_and_named(chat: Chat, query: str, word: str) -> None:
     turn = await told(chat, "the code word is xylophone")
     text = (await call(chat, turn, "history_search", query=query)).text
@@ -143,7 +179,7 @@ async def test_a_word_of_another_chat_is_not_named(chat: Chat) -> None:
     turn = await told(chat, "hello")
     for query in ("zanzibar", "zanzibat", "codename zanzibar"):
         text = (await call(chat, turn, "history_search", query=query)).text
-        assert text.startswith("Nothing in this conversation matches")
+        assert text.startswith("Nothing in this conversation or an earlier one")
         assert "zanzibar" not in text.replace(query, "")
 
 

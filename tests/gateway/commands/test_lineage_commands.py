@@ -186,8 +186,10 @@ async def test_search_options_match_the_command_line(gateway: TestGateway) -> No
     only = await ask_boss(gateway, f"/search door --chat {GROUP.name}")
     assert "Bob's" in only
     assert "door door door" not in only
+    for other_words in ("what about those doors", "the dorr of my huose"):
+        assert "Bob's house" in await ask_boss(gateway, f"/search {other_words}")
     missing = await ask_boss(gateway, "/search door --since 2999-01-01")
-    assert missing.startswith("No message matches. Try fewer")
+    assert missing.startswith("No message matches. I searched for each of these words")
     assert "Bob's" in await ask_boss(gateway, "/search door --since 2020-01-01")
 
 

@@ -94,14 +94,14 @@ async def test_dates_limit_the_search(store: Store, tmp_path: Path, dates: dict[
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("starlette gizmo", "Without “gizmo”, `starlette` has 1 hit."),
-        ("frameworks", "`framework*` also finds other endings: 2 hits."),
-        ("zebra", "Try fewer or other words."),
+        ("what about the zebra gizmo?", "and similar spellings: zebra, gizmo?."),
         ("AND OR -", "Type at least one word."),
-        ('"no such phrase"', "Try fewer or other words."),
+        ('"no such phrase"', "Try the words without them."),
     ],
 )
-async def test_a_search_without_hits_says_what_to_try(store: Store, tmp_path: Path, words: str, sentence: str) -> None:
+async def test_a_search_without_hits_says_what_it_tried(
+    store: Store, tmp_path: Path, words: str, sentence: str
+) -> None:
     async with filled(store, tmp_path) as gateway:
         advice = (await load(context_of(gateway), OWNER, {"words": words}))["advice"]
         assert sentence in " ".join("`".join(pieces) for pieces in advice)

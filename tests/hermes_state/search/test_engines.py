@@ -133,6 +133,30 @@ def test_engines_find_the_same_rows(databases: list[Connection], monkeypatch: py
 
 
 @pytest.mark.cluster
+def test_engines_rank_the_same_hits_in_the_same_order(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        f"{__name__}.OTHERS", [one for one in OTHERS if one != "\0"]
+    )  # SQLite counts no letter after it
+    chosen, found = random.Random(4), 0
+    narrowings: list[SearchFilter] = [{}, {"chat_id": ChatId(1)}, {"lineage_id": LineageId(2), "turn_id": TurnId(99)}]
+    with migrated() as sqlite, postgres_database(postgres) as other:
+        for db in (sqlite, other):
+            db.execute("BEGIN")
+            fill(db, random.Random(5))
+            db.execute("COMMIT")
+        for number in range(QUERIES):
+            words = [chosen.choice([*WORDS, HAN[:2], HAN, "dors", "doors"]) for _ in range(1 + number % 4)]
+            query, narrow = asked(chosen) if number % 5 == 0 else " ".join(words), chosen.choice(narrowings)
+            ours, theirs = [
+                [(hit.message_id, hit.score, hit.snippet) for hit in search(db, query, **narrow)]
+                for db in (sqlite, other)
+            ]
+            assert theirs == ours, query
+            found += len(ours)
+    assert found > 5 * QUERIES
+
+
+@pytest.mark.cluster
 def test_a_long_row_is_found_by_every_word_and_by_early_phrases(databases: list[Connection]) -> None:
     sqlite, postgres = databases
     last = f"w{MAX_POSITION - 1}"

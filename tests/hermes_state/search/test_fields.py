@@ -78,7 +78,7 @@ async def test_every_field_is_found_and_shown_where_the_match_is(
     for number in range(5):
         await store.write(say, session, f"something else {number}")
     message_id = await store.write(put, session, body, "please look at this " * 20)
-    (hit,) = await store.read(search, query)
+    hit, *_ = await store.read(search, query)
     assert hit.message_id == message_id
     assert shown in hit.snippet
     assert hit.text == "please look at this " * 20

@@ -40,7 +40,7 @@ def wrong(db: Connection) -> list[tuple[str, str]]:
     texts = dict.fromkeys(chain(NOISE, (text for _, text in (*PAIRS, *DIFFERENT))))
     for number, text in enumerate(texts):
         append(db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text), Millis(number))
-    found = {query: {hit.text for hit in search(db, query, limit=50)} for query, _ in (*PAIRS, *DIFFERENT)}
+    found = {query: {hit.text for hit in search(db, f'"{query}"', limit=50)} for query, _ in (*PAIRS, *DIFFERENT)}
     missed = [(query, text) for query, text in PAIRS if text not in found[query] or found[query] & {*NOISE}]
     return missed + [(query, text) for query, text in DIFFERENT if text in found[query]]
 

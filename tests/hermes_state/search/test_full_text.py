@@ -251,7 +251,9 @@ async def test_words_side_by_side_come_before_rows_that_match_better(store: Stor
 async def test_an_exclusion_still_excludes(store: Store, query: str, found: list[int]) -> None:
     rows = ["the red door", "the red car", "red - door", "red - a door", "苹果 电脑", "苹果 好吃"]
     await tell(store, *rows)
-    assert {*texts(await store.read(search, query))} == {rows[number] for number in found}
+    hits = texts(await store.read(search, query))
+    assert {*hits[: len(found)]} == {rows[number] for number in found}
+    assert "-" not in query or len(hits) == len(found)
 
 
 @pytest.mark.parametrize("option", ["--door", "-d", "-do", "--", "-"])

@@ -1,0 +1,149 @@
+"""Ranking for questions: any of the words counts, in any of its forms, and so do who said it, when, and what is next.
+
+What a question asks for was often said in other words, and the answer is often in the next message. So each message
+lends a share of its score to its neighbours.
+"""
+
+import heapq
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+from hermes_state.search.query import AllOf, AnyOf, Expression
+from hermes_state.search.ranking import RANKED_HITS, Candidate, MatchReader, best_of, scored
+from hermes_state.search.words import Dates, Forms, bare_word, content_words, dates_in, forms_of
+from hermes_state.store.segment import folded
+
+POOL = 300
+"""Number of candidates whose texts are read. They are chosen by the weights of the words that they contain."""
+SPOKEN = 300
+"""Number of newest messages of people in which a query's names are looked up."""
+LENDERS = 60
+"""Number of best candidates that lend a share of their score to their neighbours."""
+SHARES = (0.6, 0.4, 0.25)
+"""Shares of a message's score for the next message on each side, the one after that, and so on."""
+LEAST = 0.3
+"""Score that a message without any of the words needs to be found, as a share of the best score."""
+ALL_WORDS, BY_A_PERSON, BY_THE_NAMED, AT_THE_TIME = 0.25, 0.3, 0.3, 0.5
+"""Bonuses, as shares of the score: for all words, for who said it, and for the month or year when it was said."""
+NAME_WEIGHT = 0.2
+"""Share of its weight that a speaker's name keeps in a text, where it often only addresses the speaker."""
+
+# Purpose: load one neighbour of a message in its conversation.
+_BESIDE = """(SELECT n.id FROM messages n WHERE n.lineage_id = c.lineage_id AND n.indexed = 1 AND n.role <> 'tool'
+  AND {} LIMIT 1 OFFSET {})"""
+
+
+def expression_of(forms: Forms) -> Expression:
+    return AnyOf(forms) if len(forms) > 1 else forms[0]
+
+
+def relevant(
+    matches: MatchReader,
+    words: Mapping[Forms, Sequence[int]],
+    speakers: Mapping[str, Mapping[int, str]],
+    typed: Sequence[str],
+    limit: int,
+) -> list[tuple[int, float]]:
+    """Return the ids and scores of the messages that probably answer a query.
+
+    `words`: the ids of the newest messages with each word that says what the query is about. `speakers`: the words that
+    name people, as returned by `named_speakers`. `typed`: all words of the query.
+    """
+    names = {forms: [*speakers[name]] for name in speakers if (forms := forms_of(name)) in words}
+    weights = {forms: matches.weight(ids) * (NAME_WEIGHT if forms in names else 1) for forms, ids in words.items()}
+    chances, all_words = _chances(matches, words, names, weights), 0.999 * sum(weights.values())
+    if len(chances) > POOL:
+        chances = dict(heapq.nlargest(POOL, chances.items(), key=lambda hit: (hit[1], hit[0])))
+    rows = {row.id: row for row in matches.load_candidates([*chances])}
+    scores = {row.id: by_word for row, by_word in scored([*rows.values()], weights)}
+    if len(content_words(typed)) > 1 and not matches.has_role:
+        scores = _with_neighbours(matches, scores)
+        rows |= {row.id: row for row in matches.load_candidates([row_id for row_id in scores if row_id not in rows])}
+    named = {name for said in speakers.values() for name in said.values()}
+    dates = dates_in([word for word in typed if word not in speakers])
+
+    def score(row: Candidate) -> float:
+        chance = chances.get(row.id, 0.0)
+        # The words can be after the beginning of the text that is read, and a speaker's name is not in the text.
+        best = max(sum(scores[row.id]), chance * (1 if len(words) == len(names) else 0.1))
+        bonus = 1 + ALL_WORDS * (chance >= all_words and len(words) > 1) + BY_A_PERSON * (row.role == "user")
+        return best * bonus * (1 + BY_THE_NAMED * (row.sender_name in named)) * (1 + AT_THE_TIME * _is_at(row, dates))
+
+    ranked = best_of(((row.id, score(row)) for row in rows.values()), limit)
+    least = LEAST * max((score for _, score in ranked), default=0.0)
+    return [(row_id, score) for row_id, score in ranked if row_id in chances or score >= least]
+
+
+def _chances(
+    matches: MatchReader,
+    words: Mapping[Forms, Sequence[int]],
+    names: Mapping[Forms, Sequence[int]],
+    weights: Mapping[Forms, float],
+) -> dict[int, float]:
+    """Return the candidates, each with the sum of the weights of its words.
+
+    A speaker's name is also in what the speaker said about another word. Alone, it finds everything that they said.
+    """
+    found = {forms: set(ids) for forms, ids in words.items()}
+    frequent = [forms for forms, ids in words.items() if len(ids) == RANKED_HITS]
+    if len(frequent) > 1:  # older messages can have several frequent words
+        both = matches.newest(AllOf(tuple(map(expression_of, frequent))), POOL)
+        found |= {forms: found[forms].union(both) for forms in frequent}
+    others = {row_id for forms, ids in found.items() if forms not in names for row_id in ids}
+    for forms, ids in names.items():
+        found[forms].update(others.intersection(ids) if len(names) < len(words) else ids)
+    chances: dict[int, float] = {}
+    for forms, some in found.items():
+        for row_id in some:
+            chances[row_id] = chances.get(row_id, 0.0) + weights[forms]
+    return chances
+
+
+def named_speakers(matches: MatchReader, typed: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Return the words that name people, each with what they said among the newest messages: ids and full names."""
+    ids = matches.newest(None, SPOKEN) if re.search(r"[^\W\d_]", " ".join(typed)) else []
+    query = f"SELECT id, sender_name FROM messages WHERE sender_name IS NOT NULL AND id IN ({_listed(ids)})"
+    said: dict[str, list[int]] = {}
+    for row_id, name in matches.db.execute(f"{query} ORDER BY id DESC").fetchall():
+        said.setdefault(name, []).append(row_id)
+    content, named = {*content_words(typed)}, dict[str, dict[int, str]]()
+    for name, rows in said.items():
+        parts, folded_parts = name.split(), folded(name).split()
+        for word in typed:
+            # A name that is an ordinary word counts only as it is written.
+            if word.strip(".,:;!?") in parts or (word in content and bare_word(word) in folded_parts):
+                named.setdefault(word, {}).update(dict.fromkeys(rows, name))
+    return named
+
+
+def _is_at(row: Candidate, dates: Dates) -> bool:
+    if not (dates.months or dates.years):
+        return False
+    said = datetime.fromtimestamp(row.created_at / 1_000, UTC)
+    return said.month in (dates.months or {said.month}) and said.year in (dates.years or {said.year})
+
+
+def _with_neighbours(matches: MatchReader, scores: Mapping[int, list[float]]) -> dict[int, list[float]]:
+    """Return the scores of messages and of their neighbours. A message has a word's score, or the best share of it."""
+    total = {row_id: [*by_word] for row_id, by_word in scores.items()}
+    lenders = heapq.nlargest(LENDERS, scores, key=lambda row_id: (sum(scores[row_id]), row_id))
+    for row_id, beside in neighbours(matches, lenders, len(SHARES)):
+        for share, other in zip((*SHARES, *SHARES), beside, strict=True):
+            if other is not None:
+                lent = [share * score for score in scores[row_id]]
+                total[other] = [*map(max, total.get(other, lent), lent)]
+    return total
+
+
+def neighbours(matches: MatchReader, ids: Sequence[int], reach: int) -> Iterator[tuple[int, list[int | None]]]:
+    """Yield each message with its neighbours: `reach` before it, nearest first, and then as many after it."""
+    sides = ("n.id < c.id ORDER BY n.id DESC", f"n.id > c.id AND n.id < {matches.before} ORDER BY n.id")
+    columns = ",".join(_BESIDE.format(side, distance) for side in sides for distance in range(reach))
+    query = f"SELECT c.id, {columns} FROM messages c WHERE c.id IN ({_listed(ids)})"
+    for row_id, *beside in matches.db.execute(query).fetchall():
+        yield row_id, beside
+
+
+def _listed(ids: Sequence[int]) -> str:
+    return ",".join(map(str, ids)) or "NULL"

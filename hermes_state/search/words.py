@@ -1,0 +1,109 @@
+"""Words of a question: which of them say what it is about, in which forms they occur, and which dates they name.
+
+Forms are found as prefixes or as lists of words, so the index contains words as they were written.
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+from hermes_state.search.query import Term
+from hermes_state.store.segment import ends_in_half_a_pair, folded
+
+Forms: TypeAlias = tuple[Term, ...]
+"""Forms of one word. A message contains the word if it contains any of them."""
+
+MIN_STEM = 4
+"""Minimum length of a stem. Shorter ones are the beginning of too many other words."""
+
+_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+_STOP_WORDS = {language: frozenset(words.split()) for language, words in _WORDS["stop_words"].items()}
+_ENGLISH = _STOP_WORDS.pop("en")
+_IRREGULAR = {word: line.split() for line in _WORDS["forms"]["irregular"].splitlines() for word in line.split()}
+_ENDINGS = re.compile(f"(?:{'|'.join(_WORDS['forms']['endings'].split())})$")
+_MONTHS = {
+    name: number
+    for number, names in enumerate(_WORDS["dates"]["months"].strip().splitlines(), start=1)
+    for name in names.split()
+}
+_AMBIGUOUS = frozenset(_WORDS["dates"]["ambiguous"].split())
+_TAILS = frozenset(("s", "t", "m", "re", "ve", "ll", "d"))  # after an apostrophe, as in `Ada's`
+_ELISIONS = frozenset(("l", "d", "j", "m", "t", "s", "n", "c", "qu"))  # before one, as in `l'eau`
+
+
+def bare_word(word: str) -> str:
+    """Fold a typed word, without punctuation around it, a possessive or a contraction.
+
+    >>> bare_word("(Ada's)"), bare_word("l'église,"), bare_word("foo_bar.baz")
+    ('ada', 'eglise', 'foo_bar.baz')
+    """
+    bare = folded(word).replace("\u2019", "'").strip(".,:;!?'\"()[]…«»“”„*")
+    head, mark, tail = bare.partition("'")
+    if mark and tail in _TAILS:
+        return head
+    return tail if mark and head in _ELISIONS else bare
+
+
+def content_words(words: Sequence[str]) -> list[str]:
+    """Return the words that say what a question is about, or all words if there are no others.
+
+    English stop words are left out, and those of another language if it has at least two of the words.
+    """
+    bare = [bare_word(word) for word in words]
+    counts = {language: sum(word in known for word in bare) for language, known in _STOP_WORDS.items()}
+    language = max(counts, key=lambda name: counts[name])
+    stop_words = _ENGLISH | _STOP_WORDS[language] if counts[language] > 1 else _ENGLISH
+    return [word for word, one in zip(words, bare, strict=True) if one not in stop_words] or [*words]
+
+
+@lru_cache(maxsize=1_024)
+def forms_of(word: str) -> Forms:
+    """Return the forms in which a word can occur.
+
+    >>> [term.text for term in forms_of("Dogs")], [term.text for term in forms_of("ate")], forms_of("allergies")
+    (['dogs', 'dog'], ['eat', 'ate', 'eaten'], (Term(text='allerg', is_prefix=True),))
+    """
+    bare = bare_word(word)
+    if word.endswith("*") or not re.fullmatch("[a-z\u0430-\u044f]+", bare):
+        return (Term(bare or word, word.endswith("*") or ends_in_half_a_pair(bare)),)
+    if (group := _IRREGULAR.get(bare)) is not None:
+        return tuple(Term(one, is_prefix=False) for one in group)
+    if (stem := _stem(bare)) is not None:
+        return (Term(stem, is_prefix=True),)
+    other = bare[:-1] if bare.endswith("s") and len(bare) > 3 else f"{bare}s"
+    return Term(bare, is_prefix=False), Term(other, is_prefix=False)
+
+
+def _stem(word: str) -> str | None:
+    """Return the beginning that the forms of a word share, or None if the word is too short."""
+    if len(word) <= MIN_STEM:
+        return None
+    stem = _ENDINGS.sub("", word)
+    if len(stem) > MIN_STEM - 1 and stem[-1] == stem[-2] and stem[-1] not in "lsz":
+        stem = stem[:-1]  # `shopping`
+    if len(word) - len(stem) == 1 and word[-1] != "s" and len(stem) <= MIN_STEM:
+        stem = word
+    return stem if len(stem) >= MIN_STEM else None
+
+
+@dataclass(frozen=True, slots=True)
+class Dates:
+    """Months and years that a query names."""
+
+    months: frozenset[int]
+    years: frozenset[int]
+
+
+def dates_in(words: Sequence[str]) -> Dates:
+    bare = [bare_word(word) for word in words]
+    months = (
+        _MONTHS.get(word)
+        for index, word in enumerate(bare)
+        if word not in _AMBIGUOUS or (index and words[index][:1].isupper())
+    )
+    years = (int(word) for word in bare if re.fullmatch(r"(?:19|20)\d\d", word))
+    return Dates(frozenset(month for month in months if month is not None), frozenset(years))

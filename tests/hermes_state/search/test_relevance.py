@@ -1,0 +1,125 @@
+"""Search for questions: names, dates, forms of words, neighbours, and nothing of other chats."""
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from hermes_state.search.full_text import load_beside, search
+from hermes_state.sessions import Session, load_other_lineages, reset
+from hermes_state.store.sql import Connection
+from hermes_state.transcripts import NewMessage, append
+from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId
+from tests.hermes_state.rows import migrated
+from tests.hermes_state.search.test_full_text import say, start
+
+SAID = [
+    ("2026-03-02", "Ada", "I am allergic to walnuts, my throat swells up"),
+    ("2026-03-02", "Bob", "good to know, I bring apple cake instead"),
+    ("2026-04-05", "Bob", "Ada, are you coming to the lake?"),
+    ("2026-04-05", "Ada", "yes, with both dogs"),
+    ("2026-05-09", "Will", "we bought the tickets for the ferry"),
+    ("2026-05-09", "Will", "cabin 14, it leaves at 6:40"),
+    ("2026-06-01", "April", "the ferry was late in the end"),
+    ("2026-06-01", "Bob", "the title of the film is The Quiet Harbour"),
+    ("2026-07-01", "Bob", "the meeting is moved to Thursday"),
+    ("2026-07-02", "Ada", "nothing new from me"),
+]
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[tuple[Connection, Session]]:
+    with migrated() as db:
+        session = start(db, "group")
+        for day, name, text in SAID:
+            at = Millis(int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() * 1_000))
+            row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text, sender_name=name)
+            append(db, session.id, row, at)
+        yield db, session
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("allergies of Ada", 0),
+        ("What is Ada allergic to?", 0),
+        ("who has a dog", 3),
+        ("When did Will buy the ferry ticket?", 4),
+        ("what time does the ferry leave", 5),
+        ("the ferry in June 2026", 6),
+        ("What did April say about the ferry?", 6),
+        ('which film did Bob talk about, was it "The Quiet Harbour"?', 7),
+        ('did anybody ever mention the movie "Quiet Title" or its film title', 7),
+        ("the meeting is moved to Thursday", 8),
+        ("Wer war allergisch gegen Walnuts?", 0),
+    ],
+)
+def test_a_question_finds_its_answer_first(group: tuple[Connection, Session], query: str, first: int) -> None:
+    db, session = group
+    assert search(db, query, lineage_id=session.lineage_id)[0].text == SAID[first][2]
+
+
+@pytest.mark.parametrize(("name", "count"), [("Ada", 3), ("ada", 3), ("Will", 2), ("April", 1)])
+def test_a_name_finds_what_its_owner_said(group: tuple[Connection, Session], name: str, count: int) -> None:
+    db, session = group
+    for filters in ({"lineage_id": session.lineage_id}, {"chat_id": session.chat_id}, {}):
+        hits = search(db, name, **filters)  # type: ignore[arg-type]
+        said = [hit.sender_name for hit in hits]
+        assert said[:count] == [name.capitalize()] * count
+        assert all(name.lower() in hit.text.lower() for hit in hits[count:])
+
+
+def test_the_answer_in_the_next_message_is_found_and_shown(group: tuple[Connection, Session]) -> None:
+    db, session = group
+    hits = search(db, "did the walnuts surprise anybody", lineage_id=session.lineage_id)
+    assert [hit.text for hit in hits[:2]] == [SAID[0][2], SAID[1][2]]
+    beside = load_beside(db, hits[:1], TurnId(99))
+    assert [row.text for row in beside[hits[0].message_id]] == [SAID[1][2]]
+    alone = search(db, "walnuts", lineage_id=session.lineage_id)
+    assert [hit.text for hit in alone] == [SAID[0][2]], "a single word finds only messages with this word"
+
+
+BAD = ["OR", "Not", "the of and", "🎉🎉 😀", "May", "x" * 10_000, "who " * 2_500, '"' * 99, "a\0b c", "\ud800 what now"]
+
+
+@pytest.mark.parametrize("query", BAD, ids=range(len(BAD)))
+def test_any_query_is_answered(group: tuple[Connection, Session], query: str) -> None:
+    db, session = group
+    assert len(search(db, query, lineage_id=session.lineage_id)) <= len(SAID)
+
+
+WORDS = [word for _, name, text in SAID for word in (name, *text.split())]
+
+
+def test_no_hit_is_from_another_chat() -> None:
+    """Thousands of queries over chats with the same words and people, and over their earlier conversations."""
+    chosen, found = random.Random(3), 0
+    with migrated() as db:
+        sessions = [start(db, chat) for chat in "abc"]
+        for number in range(240):
+            if number % 80 == 79:
+                sessions = [reset(db, session.chat_id, Millis(number)) for session in sessions]
+            session, name = chosen.choice(sessions), chosen.choice(SAID)[1]
+            text = " ".join(chosen.sample(WORDS, chosen.randint(1, 6)))
+            row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text, sender_name=name)
+            append(db, session.id, row, Millis(number))
+        say(db, sessions[2], "secretword and walnuts")
+        for _ in range(1_400):
+            query = " ".join(chosen.sample([*WORDS, "walnutz", "secretwort", "secretword", "-the", '"Ada'], 3))
+            session = chosen.choice(sessions[:2])
+            others = load_other_lineages(db, session.chat_id, session.lineage_id, 50)
+            own = search(db, query, lineage_id=session.lineage_id)
+            earlier = search(db, query, chat_id=session.chat_id, lineage_ids=others)
+            chat = search(db, query, chat_ids=[session.chat_id])
+            assert {hit.chat_id for hit in (*own, *earlier, *chat)} <= {session.chat_id}, query
+            assert {hit.lineage_id for hit in own} <= {session.lineage_id}
+            assert session.lineage_id not in {hit.lineage_id for hit in earlier}
+            beside = load_beside(db, [*own, *earlier], TurnId(99))
+            assert {_chat_of(db, row.id) for rows in beside.values() for row in rows} <= {session.chat_id}
+            found += len(own) + len(earlier)
+    assert found > 1_400
+
+
+def _chat_of(db: Connection, message_id: MessageId) -> int:
+    return int(db.execute("SELECT chat_id FROM messages WHERE id = ?", (message_id,)).fetchone()[0])
