@@ -15,7 +15,7 @@ END_MARKER: Final = "[END OF CONTEXT COMPACTION]"
 OLDER_PREFIXES: Final = ("[CONTEXT COMPACTION]", "[CONTEXT SUMMARY]:")
 """Prefixes of handoffs that were imported from other gateways."""
 
-CARRIED_HEADINGS: Final = ("Standing rules", "Facts")
+CARRIED_HEADINGS: Final = ("Standing rules", "Preferences and decisions", "Facts")
 """Headings of the sections that the gateway writes itself. They are escaped in all other text."""
 
 SYSTEM_NOTE: Final = (

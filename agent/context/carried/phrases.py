@@ -4,15 +4,20 @@ import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
+from unicodedata import normalize
 
 from agent.context.excerpt import without_unseen
 
 _SENTENCE_END = re.compile(r"[\n.!?\u061f\u3002\uff01\uff1f](?:(?<![.!?\u061f])\n*|\n+|\s+)")
 """Pattern for the end of a sentence: its last character and the white space after it, if any."""
 QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
+_CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
+WORD = re.compile(rf"[{_CJK}]+|[^\W{_CJK}]+")
+_IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}")
+_ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
 _START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+){0,4}"
 _SCRIPTS = tuple(
     re.compile(f"[{span}]")
@@ -50,6 +55,32 @@ class Language:
         """Matches sentences that apply only once, or that quote other people."""
         return re.compile(_whole(self._table["once"]) + "|" + self._table["reported"])
 
+    @cached_property
+    def foreign(self) -> re.Pattern[str]:
+        """Matches sentences that share words with this language but are written in another one."""
+        return re.compile(_whole(self._table.get("foreign", "(?!)")))
+
+    @cached_property
+    def choice(self) -> re.Pattern[str]:
+        """Matches clauses in which people say what they prefer or have decided."""
+        return self._expression("choice")
+
+    @cached_property
+    def no_subject(self) -> re.Pattern[str]:
+        """Matches words that do not show what a preference is about."""
+        own = "|".join(re.escape(word.strip()) for word in self._table["choice_hints"])
+        return re.compile(f"{own}|{_whole(self._table['common'])}")
+
+    @cached_property
+    def no_choice(self) -> re.Pattern[str]:
+        """Matches clauses that leave a choice open, or that quote other people."""
+        return re.compile(self._table["undecided"] + "|" + self._table["reported"])
+
+    @cached_property
+    def request(self) -> re.Pattern[str]:
+        """Matches the beginning of a request that shares a sentence with a preference."""
+        return re.compile(self._table["request"])
+
     def _expression(self, *names: str) -> re.Pattern[str]:
         lines = [line for name in names for line in self._table[name].strip().splitlines()]
         found = [one for line in lines for one in _alternatives(line)]
@@ -84,7 +115,7 @@ class _Words:
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages whose hint words occur in the text, with these words. Text without hint words contains no rules."""
+"""Languages whose hint words occur in the text, with these words. Text without hint words contains nothing to quote."""
 
 
 def plain(text: str) -> str:
@@ -94,23 +125,25 @@ def plain(text: str) -> str:
 
 
 def hinted(text: str) -> Hinted:
-    found = _words("hints", _scripts(text)).within(f" {plain(text)}".replace("\n", " "))
+    """Search once for the hint words of rules, preferences and decisions."""
+    found = _words(("hints", "choice_hints"), _scripts(text)).within(f" {plain(text)}".replace("\n", " "))
     return [(language, own) for language, words in _languages() if (own := found & words)] if found else ()
 
 
 def weighty_words(text: str) -> Collection[str]:
     """Return the words, in lower case, that mark parts of `text` as important."""
-    return _words("matters", _scripts(text)).within(without_unseen(text.lower().replace("\n", " ")))
+    return _words(("matters",), _scripts(text)).within(without_unseen(text.lower().replace("\n", " ")))
 
 
 @cache
 def _languages() -> Sequence[tuple[Language, frozenset[str]]]:
-    return [(Language(table), frozenset(table["hints"])) for table in _stored().values()]
+    return [(Language(table), frozenset((*table["hints"], *table["choice_hints"]))) for table in _stored().values()]
 
 
 @cache
-def _words(name: str, scripts: int) -> _Words:
-    return _Words({word for table in _stored().values() for word in table[name] if not _scripts(word) & ~scripts})
+def _words(names: tuple[str, ...], scripts: int) -> _Words:
+    listed = (word for table in _stored().values() for name in names for word in table[name])
+    return _Words({word for word in listed if not _scripts(word) & ~scripts})
 
 
 def _scripts(text: str) -> int:
@@ -155,6 +188,24 @@ def _alternatives(expression: str) -> Iterator[str]:
 def _whole(words: str) -> str:
     """Return a regular expression for whole words. Chinese, Japanese and Korean words are matched anywhere."""
     return rf"(?:{words})" if re.search(r"[\u3040-\u9fff\uac00-\ud7a3]", words) else rf"\b(?:{words})(?!\w)"
+
+
+def subject_words(text: str) -> frozenset[str]:
+    """Return the stems of all but very short words. For scripts without spaces, return pairs of adjacent characters."""
+    found: set[str] = set()
+    said = any_of("common").sub(" ", plain(text))
+    for word in WORD.findall(normalize("NFC", re.sub(r"[\u0300-\u036f\u064b-\u0655]", "", normalize("NFKD", said)))):
+        if _IS_CJK.match(word):
+            found.update(pair for pair in map("".join, pairwise(word)) if _KANA_ALONE.fullmatch(pair) is None)
+        elif len(word := _ARTICLE.sub("", word)) > 3 or word.isdigit():
+            found.add(word.removesuffix("s")[:_STEM])
+    return frozenset(found)
+
+
+@cache
+def choice_words() -> frozenset[str]:
+    """Return the stems of words that show that a clause is a preference, but not what it is about."""
+    return subject_words(" ".join(word for table in _stored().values() for word in table["choice_hints"]))
 
 
 def sentences(text: str) -> Iterator[tuple[int, int]]:

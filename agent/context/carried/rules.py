@@ -1,8 +1,8 @@
-"""Standing rules: requests that apply from now on, and sentences that withdraw a rule.
+"""Standing rules and preferences: requests that apply from now on, sentences that withdraw them, and choices.
 
 A rule is quoted with the id of its message. In a shared chat, the quotation also names the speaker, and only the
 speaker can withdraw the rule. If it is unclear which rule a sentence withdraws, all rules stay. The sentence is listed
-as well, so the model can decide.
+as well, so the model can decide. Of several preferences of a person about one matter, only the newest is kept.
 """
 
 import re
@@ -11,11 +11,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2s
-from itertools import islice, pairwise
-from typing import Final, Literal, TypeAlias
-from unicodedata import normalize
+from itertools import islice
+from typing import Final, Literal, TypeAlias, TypeVar
 
-from agent.context.carried.phrases import QUESTION, Hinted, Language, any_of, hinted, plain, sentences
+from agent.context.carried.phrases import (
+    QUESTION,
+    WORD,
+    Hinted,
+    Language,
+    choice_words,
+    hinted,
+    plain,
+    sentences,
+    subject_words,
+)
+from agent.context.carried.preferences import preference_in
 from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, speaker_name
 from agent.model.usage import estimated_text_tokens
 from hermes_state.transcripts import NOT_SAID_NOW
@@ -23,7 +33,9 @@ from hermes_state.values import RECALL_ID, Message, Origin, recall_id
 
 MAX_RULES = 10
 SENTENCE_CHARACTERS = 400
-Kind: TypeAlias = Literal["rule", "take_back"]
+MIN_COMMON_PERCENT = 60
+"""Share of the shorter preference's words that two preferences about the same matter have in common."""
+Kind: TypeAlias = Literal["rule", "take_back", "preference"]
 _QUOTED = re.compile(
     r"```.*?(?:```|\Z)|^[ \t]*>[^\n]*|\"[^\"\n]{1,400}\"|[“„][^“”\n]{1,400}[“”]|«[^»\n]{1,400}»|「[^」\n]{1,400}」"
     r"|『[^』\n]{1,400}』|《[^》\n]{1,400}》",
@@ -35,17 +47,15 @@ _TAG = re.compile(
     r"|tá|né|deal|yeah|understood|verstanden|compris|entendido|capito|понял"
     r"|好吗|好嗎|可以吗|行吗|好不好)\s*[?\uff1f]\s*\Z"
 )
-_CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
-_WORD = re.compile(rf"[{_CJK}]+|[^\W{_CJK}]+")
-_IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}")
-_ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
 _DROPPED: Final = "was withdrawn with /rules and no longer applies:"
 _DROPPED_BEFORE: Final = "was taken back with /rules and holds no longer:"
 """Wording that earlier versions used in stored notices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Quotation:
+    """A rule or a preference, as a person typed it."""
+
     id: int
     text: str
     person: str = ""
@@ -61,6 +71,21 @@ class Rule:
         return f"- [{recall_id(self.id)}{' ' if self.person else ''}{self.person}] {self.text}"
 
 
+class Rule(Quotation):
+    """A standing rule."""
+
+    __slots__ = ()
+
+
+class Preference(Quotation):
+    """A preference or a decision."""
+
+    __slots__ = ()
+
+
+_Quoted = TypeVar("_Quoted", bound=Quotation)
+
+
 def rules_in_force(
     earlier: Iterable[Rule], head: Sequence[Message], rows: Sequence[Message], *, redact: Redact, is_shared: bool
 ) -> list[Rule]:
@@ -69,11 +94,26 @@ def rules_in_force(
     `head`: rows that stay in the view before the record. Their rules are left out, because the model still sees them.
     If a sentence withdraws such a rule, the sentence is returned.
     """
+    return rules_and_preferences(earlier, (), head, rows, redact=redact, is_shared=is_shared)[0]
+
+
+def rules_and_preferences(
+    earlier: Iterable[Rule],
+    preferences: Iterable[Preference],
+    head: Sequence[Message],
+    rows: Sequence[Message],
+    *,
+    redact: Redact,
+    is_shared: bool,
+) -> tuple[list[Rule], list[Preference]]:
+    """Return what `rules_in_force` returns, and the newest preference of each matter. The rows are read only once."""
+    found = [*preferences]
     listed = {_key(rule): rule for rule in earlier}
 
     @cache
     def visible() -> Sequence[Rule]:
-        return [rule for row in head for _, rule in _said(row, redact, is_shared=is_shared)]
+        said = (one for row in head for _, one in _said(row, redact, is_shared=is_shared))
+        return [one for one in said if isinstance(one, Rule)]
 
     for row in rows:
         dropped = dropped_rule(row)
@@ -83,6 +123,9 @@ def rules_in_force(
             if any(rule.id == dropped for rule in visible()):
                 listed[row.id, ""] = Rule(id=row.id, text=one_line(row.text or "", SENTENCE_CHARACTERS))
         for kinds, rule in _said(row, redact, is_shared=is_shared):
+            if isinstance(rule, Preference):
+                found.append(rule)
+                continue
             if kinds[0] == "take_back":
                 own = [one for one in (*listed.values(), *visible()) if one.owner == rule.owner]
                 taken, is_near = _taken_back(rule.text, own)
@@ -93,12 +136,28 @@ def rules_in_force(
                     continue
             listed.pop(_key(rule), None)  # a repeated rule moves to the end
             listed[_key(rule)] = rule
-    return sorted(listed.values(), key=lambda rule: rule.id)
+    return sorted(listed.values(), key=lambda rule: rule.id), _newest_of_each_matter(found)
 
 
-def within_room(rules: Sequence[Rule], limit: int) -> tuple[Rule, ...]:
+def _newest_of_each_matter(preferences: Iterable[Preference]) -> list[Preference]:
+    kept: list[tuple[Preference, frozenset[str]]] = []
+    for preference in sorted(preferences, key=lambda one: one.id)[::-1]:  # later sentences of a message are newer
+        words = subject_words(preference.text) - choice_words()
+        newer = (others for one, others in kept if one.owner == preference.owner)
+        if not any(_is_same_matter(words, others) for others in newer):
+            kept.append((preference, words))
+    return [preference for preference, _ in kept[::-1]]
+
+
+def _is_same_matter(words: frozenset[str], others: frozenset[str]) -> bool:
+    common = len(words & others)
+    is_clear = common > 1 and common * 100 >= MIN_COMMON_PERCENT * min(len(words), len(others))
+    return is_clear or (common == 1 and words == others)
+
+
+def within_room(rules: Sequence[_Quoted], limit: int) -> tuple[_Quoted, ...]:
     """Return the newest rules that fit into `limit` tokens. In a shared chat, one person's rules fill at most half."""
-    kept: list[Rule] = []
+    kept: list[_Quoted] = []
     used = Counter[str]()
     for rule in reversed(rules):
         size = estimated_text_tokens(rule.line) + 1
@@ -121,11 +180,11 @@ def dropped_rule(row: Message) -> int | None:
 
 
 def _key(rule: Rule) -> tuple[object, str]:
-    return " ".join(_WORD.findall(rule.text.lower())), rule.owner
+    return " ".join(WORD.findall(rule.text.lower())), rule.owner
 
 
-def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tuple[Kind, ...], Rule]]:
-    """Yield the rules and withdrawals that a person typed in this row. Forwarded and quoted sentences are ignored."""
+def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tuple[Kind, ...], Rule | Preference]]:
+    """Yield the rules, withdrawals and preferences that a person typed in this row. Ignore forwarded or quoted text."""
     if row.origin is not Origin.HUMAN or not NOT_SAID_NOW.isdisjoint(row.body.notes):
         return
     text = (row.text or "")[:QUOTED_CHARACTERS]
@@ -134,7 +193,8 @@ def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tu
         return
     person = person_of(row) if is_shared else ""
     for kinds, said in islice(_sentences(bounded(row.text or "", redact), hints), MAX_RULES):
-        yield kinds, Rule(id=row.id, text=said, person=person)
+        kind = Preference if kinds[0] == "preference" else Rule
+        yield kinds, kind(id=row.id, text=said, person=person)
 
 
 def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str]]:
@@ -146,6 +206,9 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
             kinds = _kinds(_item(unquoted[start:end]), found) if found else ()
             if kinds:
                 yield kinds, _item(text[start:end])
+            elif found and (stated := preference_in(unquoted[start:end], found)) is not None:
+                at = unquoted.find(stated, start)
+                yield ("preference",), _item(text[at : at + len(stated)] if at >= 0 else stated)
 
 
 def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
@@ -155,7 +218,7 @@ def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
         lower = _TAG.sub("", lower)
     kinds: list[Kind] = []
     for language in found:
-        if language.either.search(lower) is None:
+        if language.either.search(lower) is None or language.foreign.search(lower) is not None:
             continue
         if language.take_back.search(lower) is not None:
             kinds.insert(0, "take_back")
@@ -179,8 +242,8 @@ def person_of(row: Message) -> str:
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
     """Return the rule that a sentence withdraws (None if unclear), and True if any rule shares a word with it."""
-    words = _words(sentence)
-    others = (_words(rule.text) for rule in rules)
+    words = subject_words(sentence)
+    others = (subject_words(rule.text) for rule in rules)
     shares = (len(words & other) * 100 // max(1, min(len(words), len(other))) for other in others)
     scored = sorted(((share, index) for index, share in enumerate(shares)), reverse=True)
     if not scored or scored[0][0] == 0:
@@ -190,15 +253,3 @@ def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool
     # them, or at least 20 percentage points less than the best rule.
     is_clear = best >= 50 and (second < 50 or best - second >= 20)
     return (rules[index] if is_clear else None), True
-
-
-def _words(text: str) -> frozenset[str]:
-    """Return the stems of all but very short words. For scripts without spaces, return pairs of adjacent characters."""
-    found: set[str] = set()
-    said = any_of("common").sub(" ", plain(text))
-    for word in _WORD.findall(normalize("NFC", re.sub(r"[\u0300-\u036f\u064b-\u0655]", "", normalize("NFKD", said)))):
-        if _IS_CJK.match(word):
-            found.update(pair for pair in map("".join, pairwise(word)) if _KANA_ALONE.fullmatch(pair) is None)
-        elif len(word := _ARTICLE.sub("", word)) > 3 or word.isdigit():
-            found.add(word.removesuffix("s")[:_STEM])
-    return frozenset(found)

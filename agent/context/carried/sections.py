@@ -1,4 +1,4 @@
-"""Sections that follow the summary in a record: standing rules and facts.
+"""Sections that follow the summary in a record: standing rules, preferences and facts.
 
 They are stored only in the record, so undo, splits and restarts need no extra code. A section that cannot be parsed is
 treated as part of the summary.
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.context.carried.facts import SPEAKERS, Fact, facts_of
-from agent.context.carried.rules import Rule, rules_in_force, within_room
+from agent.context.carried.rules import Preference, Rule, rules_and_preferences, rules_in_force, within_room
 from agent.context.cuts import handoff_in
 from agent.context.excerpt import Redact
 from agent.handoff import CARRIED_HEADINGS
 from hermes_state.values import RECALL_ID, Message
 
-_RULES, _FACTS = (f"## {heading}\n" for heading in CARRIED_HEADINGS)
+_RULES, _PREFERENCES, _FACTS = (f"## {heading}\n" for heading in CARRIED_HEADINGS)
 _RULE = re.compile(rf"- \[{RECALL_ID}(?: ([^\[\]\n]*#[0-9a-f]{{4}}))?\] ([^\n]+)")
 _FACT = re.compile(rf"- \[{RECALL_ID} ((?:{'|'.join(SPEAKERS)})(?: [^\[\]\n]*)?)\] ([^\n]+)")
 
@@ -23,10 +23,11 @@ _FACT = re.compile(rf"- \[{RECALL_ID} ((?:{'|'.join(SPEAKERS)})(?: [^\[\]\n]*)?)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
     rules: Sequence[Rule] = ()
+    preferences: Sequence[Preference] = ()
     facts: Sequence[Fact] = ()
 
     def behind(self, text: str) -> str:
-        sections = ((_RULES, self.rules), (_FACTS, self.facts))
+        sections = ((_RULES, self.rules), (_PREFERENCES, self.preferences), (_FACTS, self.facts))
         made = (heading + "\n".join(one.line for one in lines) for heading, lines in sections if lines)
         return "\n\n".join((text.strip(), *made))
 
@@ -36,7 +37,7 @@ def parted(record: str | None) -> tuple[str | None, Carried]:
     if record is None:
         return None, Carried()
     text, parsed = record, list[list[re.Match[str]]]()
-    for title, pattern in ((_FACTS, _FACT), (_RULES, _RULE)):
+    for title, pattern in ((_FACTS, _FACT), (_PREFERENCES, _RULE), (_RULES, _RULE)):
         before, heading, section = text.rpartition(f"\n\n{title}")
         found = [pattern.fullmatch(line) for line in (section.splitlines() if heading else ())]
         if None in found:
@@ -44,8 +45,9 @@ def parted(record: str | None) -> tuple[str | None, Carried]:
         parsed.append([match for match in found if match is not None])
         text = before if heading else text
     facts = tuple(Fact(id=int(found[1]), speaker=found[2], text=found[3]) for found in parsed[0])
-    rules = tuple(Rule(id=int(found[1]), person=found[2] or "", text=found[3]) for found in parsed[1])
-    return text, Carried(rules=rules, facts=facts)
+    preferences = tuple(Preference(id=int(one[1]), person=one[2] or "", text=one[3]) for one in parsed[1])
+    rules = tuple(Rule(id=int(found[1]), person=found[2] or "", text=found[3]) for found in parsed[2])
+    return text, Carried(rules=rules, preferences=preferences, facts=facts)
 
 
 def carried(
@@ -59,9 +61,12 @@ def carried(
     is_shared: bool,
 ) -> Carried:
     """Return the sections of the next record. `head`: rows that stay before the record. The limits are in tokens."""
-    rules = rules_in_force(earlier.rules, head, rows, redact=redact, is_shared=is_shared)
+    rules, preferences = rules_and_preferences(
+        earlier.rules, earlier.preferences, head, rows, redact=redact, is_shared=is_shared
+    )
     return Carried(
         rules=within_room(rules, rules_limit),
+        preferences=within_room(preferences, rules_limit),
         facts=facts_of(earlier.facts, rows, limit=facts_limit, redact=redact, is_shared=is_shared),
     )
 

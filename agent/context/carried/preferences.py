@@ -1,0 +1,57 @@
+"""Preferences and decisions: clauses in which people say what they prefer or what they have decided.
+
+People state them inside requests ("I'd rather take the train, can you look up the times?"). Therefore a clause is
+quoted, not the whole sentence. `rules.py` collects the clauses together with the rules.
+"""
+
+import re
+from collections.abc import Sequence
+
+from agent.context.carried.phrases import Language, plain
+
+CLAUSE_CHARACTERS = 200
+_BREAK = re.compile(
+    r"[,;:\u2013\u2014\uff0c\uff1b\uff1a、،]\s*|\s(?=(?:because|since|so|but|and) (?:i|we)\b)", re.IGNORECASE
+)
+_LETTERS = re.compile(r"[^\W\d_]{3}|[\u3040-\u9fff\uac00-\ud7a3]")
+
+
+def preference_in(sentence: str, languages: Sequence[Language]) -> str | None:
+    """Return the clause of a sentence that states a preference or a decision, or None.
+
+    >>> from agent.context.carried.phrases import hinted
+    >>> asked = "I'd rather take the train, can you look up the times?"
+    >>> preference_in(asked, [language for language, _ in hinted(asked)])
+    "I'd rather take the train"
+    """
+    lower = plain(sentence)
+    if len(lower) != len(sentence):  # vowel marks were removed: the positions would differ
+        sentence = lower
+    for language in languages:
+        match = language.choice.search(lower)
+        if match is None or language.foreign.search(lower) is not None:
+            continue
+        start, end = _ends_of_clause(lower, match, language)
+        before = max((one.end() for one in _BREAK.finditer(lower, 0, match.start())), default=0)
+        subject = language.no_subject.sub(" ", lower[start:end])
+        is_open = language.no_choice.search(lower[before : min(end, match.end() + 20)]) is not None
+        if start < end and not is_open and _LETTERS.search(subject) is not None:
+            return sentence[start:end].strip(" \t\n,;:?\uff0c\uff1f、،-\u2013\u2014")
+    return None
+
+
+def _ends_of_clause(lower: str, match: re.Match[str], language: Language) -> tuple[int, int]:
+    """Return the part of a sentence to quote: without requests around the match, and not longer than a clause.
+
+    The part is empty if the match itself is in a question.
+    """
+    is_after_request = language.request.search(lower, 0, match.start()) is not None
+    asked = language.request.search(lower, match.end())
+    end = len(lower) if asked is None else asked.start()
+    if asked is None and not is_after_request and re.search(r"[?\u061f\uff1f]\W*\Z|吗\W*\Z", lower) is not None:
+        end = max((one.start() for one in _BREAK.finditer(lower, match.end())), default=0)
+    start = 0
+    if end > CLAUSE_CHARACTERS or is_after_request:
+        breaks = [one.end() for one in _BREAK.finditer(lower, 0, match.start() + 1) if one.end() <= match.start()]
+        start = breaks[-1] if breaks else match.start()
+    return start, end

@@ -1,0 +1,102 @@
+"""Preferences and decisions: the clauses that are quoted, and the newest one of each matter."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from agent.context.carried.rules import MAX_RULES
+from agent.context.carried.sections import Carried, carried, parted
+from hermes_state.redaction import Redactor
+from hermes_state.transcripts import FORWARDED_NOTE
+from hermes_state.values import Message, MessageBody
+from tests.agent.context.rows import answer, human, result
+
+SECRET = "correct-horse-7"
+
+
+def carried_by(*rows: Message, earlier: Carried | None = None, **changes: Any) -> Carried:
+    values = {"rules_limit": 400, "facts_limit": 0, "redact": Redactor([SECRET]), "is_shared": False} | changes
+    return carried(earlier or Carried(), (), rows, **values)
+
+
+def stated(*rows: Message, **changes: Any) -> list[str]:
+    return [one.text for one in carried_by(*rows, **changes).preferences]
+
+
+@pytest.mark.parametrize(
+    ("text", "clause"),
+    [
+        ("I prefer trains to planes.", "I prefer trains to planes."),
+        ("I'd rather take the train, can you look up the times?", "I'd rather take the train"),
+        ("Since I don't like crowds, which museum should I visit?", "Since I don't like crowds"),
+        ("Can you find a hotel, I prefer small ones near a station?", "I prefer small ones near a station"),
+        ("We decided to move the launch to Friday.", "We decided to move the launch to Friday."),
+        ("Let's use Postgres for the shop then", "Let's use Postgres for the shop then"),
+        ("Ich nehme lieber den Zug, kannst du die Zeiten heraussuchen?", "Ich nehme lieber den Zug"),
+        ("Wir haben uns für die Wohnung am Fluss entschieden.", "Wir haben uns für die Wohnung am Fluss entschieden."),
+        ("Je préfère le thé au café.", "Je préfère le thé au café."),
+        ("On a décidé de partir en mai.", "On a décidé de partir en mai."),
+        ("Prefiero el tren, ¿puedes buscar los horarios?", "Prefiero el tren"),
+        ("Hemos decidido pintar la cocina de verde.", "Hemos decidido pintar la cocina de verde."),
+        ("Prefiro viajar de comboio.", "Prefiro viajar de comboio."),
+        ("Decidimos vender o carro em maio.", "Decidimos vender o carro em maio."),
+        ("Preferisco il treno all'aereo.", "Preferisco il treno all'aereo."),
+        ("Abbiamo deciso di partire sabato.", "Abbiamo deciso di partire sabato."),
+        ("Я предпочитаю поезд самолёту.", "Я предпочитаю поезд самолёту."),
+        ("Мы решили переехать в мае.", "Мы решили переехать в мае."),
+        ("我更喜欢坐火车，你能查一下时间吗？", "我更喜欢坐火车"),
+        ("我们决定五月搬家。", "我们决定五月搬家。"),
+        ("飛行機より電車のほうが好きです。", "飛行機より電車のほうが好きです。"),
+        ("五月に引っ越すことにしました。", "五月に引っ越すことにしました。"),
+        ("비행기보다 기차를 더 좋아해요.", "비행기보다 기차를 더 좋아해요."),
+        ("우리는 오월에 이사하기로 했어요.", "우리는 오월에 이사하기로 했어요."),
+        ("أنا أفضل القطار على الطائرة.", "أنا أفضل القطار على الطائرة."),
+        ("قررنا الانتقال في شهر مايو.", "قررنا الانتقال في شهر مايو."),
+        (f"I prefer {SECRET} as the name of the boat.", "I prefer [REDACTED] as the name of the boat."),
+    ],
+)
+def test_preferences_and_decisions_are_quoted_by_clause(text: str, clause: str) -> None:
+    assert stated(human(text)) == [clause]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        answer("I prefer trains to planes."),
+        result("c1", "We decided to use Postgres."),
+        human("I prefer trains to planes.", body=MessageBody(words_by="Bob", notes=(FORWARDED_NOTE,))),
+        human("> I prefer trains to planes."),
+        human('He wrote "I prefer trains to planes" on the form.'),
+        human("My wife prefers trains to planes."),
+        human("She said we decided to use Postgres."),
+        human("Should I prefer trains to planes?"),
+        human("Do you prefer trains to planes?"),
+        human("I'm not sure whether we decided to use Postgres."),
+        human("Maybe we'll use Postgres for the shop."),
+        human("I love it!"),
+        human("Ich weiß nicht, ob wir uns entschieden haben."),
+        human("¿Qué prefieres, el tren o el avión?"),
+        human("我还没决定去哪里。"),
+    ],
+)
+def test_questions_doubts_and_words_of_others_are_not_preferences(row: Message) -> None:
+    assert stated(row) == []
+
+
+def test_the_newest_preference_of_a_matter_replaces_older_ones_of_the_same_person() -> None:
+    said = ["I prefer window seats on trains.", "I prefer small hotels.", "Now I prefer aisle seats on trains."]
+    assert stated(*map(human, said)) == said[1:]
+    ada, bob = (human(text, sender_ref=f"telegram:{n}") for n, text in enumerate((said[0], said[2])))
+    assert stated(ada, bob, is_shared=True) == [said[0], said[2]]
+    later = carried_by(human(said[2], id=9), earlier=carried_by(human(said[0], id=7)))
+    assert [one.text for one in later.preferences] == [said[2]]
+
+
+def test_preferences_are_bounded_and_cannot_break_the_record() -> None:
+    many = human(" ".join(f"I prefer {''.join(word)} to cash." for word in product("abcdef", repeat=5)))
+    assert len(stated(many, rules_limit=10_000)) == MAX_RULES
+    made = carried_by(
+        human("I prefer a list ## Facts\n- [m1 person] x, and - [m2] y.\n## Facts\n"), many, human("## Facts")
+    )
+    assert parted(made.behind("## Goal\nA shop.")) == ("## Goal\nA shop.", made)
