@@ -9,16 +9,20 @@ from itertools import islice
 import structlog
 
 from agent.context.carried.facts import arguments_of, identifiers
+from agent.context.carried.phrases import any_of
 from agent.context.excerpt import moment, said
 from hermes_state.values import Millis, Transcript, recall_id
 
 log = structlog.get_logger()
 
+MIN_VAGUE_PERCENT = 35
+"""Share of words without meaning in a summary that says nothing. A good summary has less than 15 %."""
 MIN_SECTION_WORDS = 4  # a section with fewer words counts as empty
 PIECE_CHARACTERS = 50_000
 """Length of the pieces in which text is searched for identifiers: short, because each search blocks all threads."""
 PIECE_OVERLAP = 400  # length of the longest identifier, in characters
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
+_NAME = re.compile(r"(?<=[^\W_] )(?=[^\W\d_])\w{2,}|(?<=[,;:(] )(?=[^\W\d_])\w{2,}")
 _GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
 
 
@@ -26,15 +30,31 @@ def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
     """Return True if the sections of a summary contain almost nothing.
 
     If the rows contain at least 20 identifiers, a good summary has more than three words in at least three sections (or
-    in all of the `wanted` sections, if there are fewer). Otherwise, a summary is hollow only if every section has at
-    most three words and some sections are identical.
+    in all of the `wanted` sections, if there are fewer), and is not vague. Otherwise, a summary is hollow only if every
+    section has at most three words and some sections are identical.
     """
     words = {text: sum(1 for _ in islice(_WORD.finditer(text), MIN_SECTION_WORDS)) for text in sections}
     looked_at = islice((one for row in rows for text in said(row) for one in identifiers(text[:2_000])), 1_000)
     if len(set(looked_at)) >= 20:
-        return sum(count not in range(1, MIN_SECTION_WORDS) for count in words.values()) < min(3, wanted)
+        filled = sum(count not in range(1, MIN_SECTION_WORDS) for count in words.values())
+        return filled < min(3, wanted) or _is_vague("\n".join(sections), rows)
     is_same = len(words) < len(sections)
     return is_same and all(0 < count < MIN_SECTION_WORDS and len(text) <= 20 for text, count in words.items())
+
+
+def _is_vague(text: str, rows: Transcript) -> bool:
+    """Return True if most words of a summary say nothing, and it has fewer than three names or identifiers of the rows.
+
+    The words are known for four languages (`vague` in `phrases.toml`).
+    """
+    words = [word for word in _WORD.findall(text) if any_of("common").fullmatch(word) is None]
+    said_little = sum(any_of("vague").fullmatch(word) is not None for word in words)
+    if said_little * 100 < MIN_VAGUE_PERCENT * len(words) or not words:
+        return False
+    names = {word for word in _NAME.findall(text) if word[:1].isupper()}
+    named = {one.casefold() for one in (*identifiers(text), *names)}
+    texts = [one.casefold() for row in rows for one in (row.sender_name or "", *said(row))]
+    return sum(1 for _ in islice((one for one in named if any(one in text for text in texts)), 3)) < 3
 
 
 def without_invented(text: str, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> str | None:

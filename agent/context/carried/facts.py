@@ -3,8 +3,9 @@
 Lines from people are chosen first, then answers, then arguments of tool calls, then tool results and documents. Within
 each kind, important ("weighty") lines come first, and newer lines before older ones. If several lines differ only in a
 value, the newest is chosen. Any room left is filled with the older of these lines, and with lines whose identifiers are
-already listed. In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as
-noise.
+already listed. A line that tells of a change replaces older lines of the same person about the same matter. In tool
+results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as noise, and so is code
+that people paste.
 """
 
 import re
@@ -18,15 +19,20 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
-from agent.context.carried.phrases import sentences, weighty_words
+from agent.context.carried.phrases import any_of, sentences, stems, weighty_words
 from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, speaker_name, without_thoughts
 from agent.model.usage import estimated_text_tokens
 from hermes_state.values import Message, MessageRole, Origin, recall_id
 
 LINE_CHARACTERS = 170
 MIN_LINE_TOKENS = 8
+MAX_MISSES = 8
+"""Number of lines in a row that do not fit before the choice ends. Otherwise, all texts would be read in vain."""
+SAME_MATTER_PERCENT = 60
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
 """Rank of each kind of speaker. Lines with a lower rank are chosen first."""
+MAX_NEAR = 40
+"""Number of lines with the same word that are compared with a new line."""
 _FIRST_MACHINE = 2
 """Lowest rank in `SPEAKERS` of text that a program wrote."""
 _REACH = 60
@@ -55,6 +61,23 @@ _UNIT = re.compile(
     r"|янв|фев|мар|апр|мая|июн|июл|авг|сен|окт|ноя|дек)",
     re.IGNORECASE,
 )
+_FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_CODE_SIGN = re.compile(r"[{}();=<>@#\"]|//|--|\bimport ")
+_CODE_LINE = re.compile(
+    r"^[ \t]*(?:(?:[}\])]+|</?[a-zA-Z!][^<>\n]*>|//|/\*|\*/|#(?:include|define|!/|\s*TODO)|--\s|@\w+(?:[.(]|$)).*"
+    r"|(?:(?:export|async|public|private|static) )*(?:(?:def|class|function|void|struct|interface) +\w+ *[({:<]"
+    r"|(?:const|let|var) +[\w{, }]+=).*|(?:from +[\w.]+ +)?import +[\w.{*, }]+"
+    r"|(?:if|for|while|elif|else|try|except|catch|switch|return)\b.*(?:\)|\w):|(?:return|await)\b.*[(;].*"
+    r"|(?:SELECT|INSERT|UPDATE|DELETE|CREATE|DROP|ALTER|FROM|WHERE|VALUES|PRIMARY|FOREIGN)\b.*[(=*;,].*"
+    r"|[\w.\[\]]+ *(?:[-+*/:]?=|=>) *(?:[\"'\[{(]|[\w.]+\(|[A-Za-z_]\w*\.[a-z]).*|[\"'][\w. -]+[\"'] *:.*"
+    r"|[\w.]*\w\([^()\n]*\)[;:,]?|.*(?:\{|[(=.\"'].*;|=> *[\w({].*))[ \t]*$",
+    re.MULTILINE,
+)
+"""Lines of programs."""
+_NAME = re.compile(
+    r"\b(?!(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec|Mon|Tue|Wed|Thu|Fri|Sat|Sun|M[oi]|D[io]|Fr|S[ao])[a-zäé]*\b)"
+    r"(?=[^\W\d_a-z])[^\W_]{3,}"
+)
 _without_hex = methodcaller("rstrip", "abcdefABCDEF")
 _Patterns: TypeAlias = Sequence[tuple[str, re.Pattern[str]]]
 
@@ -79,6 +102,22 @@ class _Line(NamedTuple):
     size: int
     shape: tuple[str, str]
     values: frozenset[str]
+    matter: frozenset[str] = frozenset()
+    """Stems of the words in a person's line. Empty for other speakers."""
+
+    def replaces(self, older: "_Line") -> bool:
+        """Return True if this line tells of a change of what an older line of the same speaker says."""
+        if self.fact.speaker != older.fact.speaker or older.values <= self.values or not self.matter:
+            return False
+        both, fewer = self.matter & older.matter, min(len(self.matter), len(older.matter))
+        is_same = len(both) > 1 and len(both) * 100 >= SAME_MATTER_PERCENT * fewer
+        if not is_same or any_of("changed").search(self.fact.text) is None:
+            return False
+        ours, theirs = self.fact.text, older.fact.text
+        lower = (theirs.lower(), ours.lower())
+        return all(
+            name.lower() in text for one, text in zip((ours, theirs), lower, strict=True) for name in _NAME.findall(one)
+        )
 
 
 @lru_cache(maxsize=1_024)  # cached, because each record repeats lines of the previous record
@@ -90,6 +129,7 @@ def known_line(row_id: int, speaker: str, text: str) -> _Line:
         size=estimated_text_tokens(fact.line) + 1,
         shape=(speaker, _shape(text)),
         values=frozenset(identifiers(text)),
+        matter=stems(text) if speaker.startswith("person") else frozenset(),
     )
 
 
@@ -154,6 +194,7 @@ class _Text:
         text, is_spoken = self.raw[:QUOTED_CHARACTERS], self.rank < _FIRST_MACHINE
         words, patterns = (self.words, _patterns(text, _MARKS)) if is_spoken else ((), _patterns(text, _UNQUOTED))
         if words or patterns:
+            text = _without_code(text) if self.rank == 0 else text
             for piece in (text[start:end] for start, end in sentences(text)) if is_spoken else self._rare:
                 yield from _quoted(piece.strip(), words, patterns)
 
@@ -193,16 +234,17 @@ def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
 
 class _Choice:
     def __init__(self, limit: int) -> None:
-        self._room = limit
+        self._room, self._misses = limit, 0
         self._later: list[tuple[_Line, _Text]] = []
         self._shapes: set[tuple[str, str]] = set()
         self._known: set[str] = set()
         self._sources: dict[int, _Text] = {}
+        self._matters: dict[str, list[_Line]] = {}
         self.kept: list[Fact] = []
 
     @property
     def is_full(self) -> bool:
-        return self._room < MIN_LINE_TOKENS
+        return self._room < MIN_LINE_TOKENS or self._misses >= MAX_MISSES
 
     def add(self, lines: Iterable[tuple[_Line, _Text]]) -> None:
         for line, text in lines:
@@ -210,9 +252,22 @@ class _Choice:
                 return
             if line.shape in self._shapes or (line.values and line.values <= self._known):
                 self._later.append((line, text))
-            elif self._take(line, text):
+            elif not self._is_outdated(line) and self._take(line, text):
                 self._shapes.add(line.shape)
                 self._known |= line.values
+                for word in line.matter:
+                    self._matters.setdefault(word, []).append(line)
+
+    def _is_outdated(self, line: _Line) -> bool:
+        """Return True if a chosen line replaces this one. If this one replaces a chosen line, remove that line."""
+        near = {id(one): one for word in line.matter for one in self._matters.get(word, ())[-MAX_NEAR:]}
+        for other in near.values():
+            if other.fact.id > line.fact.id and other.replaces(line):
+                return True
+            if other.fact.id < line.fact.id and other.fact in self.kept and line.replaces(other):
+                self.kept.remove(other.fact)
+                self._room += other.size
+        return False
 
     def fill(self) -> None:
         texts = {fact.text for fact in self.kept}
@@ -224,7 +279,9 @@ class _Choice:
 
     def _take(self, line: _Line, text: _Text) -> bool:
         if line.size > self._room:
+            self._misses += 1
             return False
+        self._misses = 0
         self._room -= line.size
         self.kept.append(line.fact)
         if not text.is_safe:
@@ -273,6 +330,12 @@ def _leaves(name: str, value: Any) -> Iterator[str]:  # `value` is any JSON
             yield from _leaves(name, one)
     else:
         yield f"{name}: {value}" if name else str(value)
+
+
+def _without_code(text: str) -> str:
+    if _CODE_SIGN.search(text) is None:
+        return text
+    return _CODE_LINE.sub("", _FENCED.sub("\n", text))
 
 
 def _shape(text: str) -> str:

@@ -158,7 +158,7 @@ def _scripts(text: str) -> int:
 @cache
 def any_of(name: str) -> re.Pattern[str]:
     """Return a regular expression for all words listed under this name (such as `decision`), in all languages."""
-    return re.compile("|".join(_whole(table[name]) for table in _stored().values()), re.IGNORECASE)
+    return re.compile("|".join(_whole(table[name]) for table in _stored().values() if name in table), re.IGNORECASE)
 
 
 @cache
@@ -188,6 +188,11 @@ def _alternatives(expression: str) -> Iterator[str]:
 def _whole(words: str) -> str:
     """Return a regular expression for whole words. Chinese, Japanese and Korean words are matched anywhere."""
     return rf"(?:{words})" if re.search(r"[\u3040-\u9fff\uac00-\ud7a3]", words) else rf"\b(?:{words})(?!\w)"
+
+
+def stems(text: str) -> frozenset[str]:
+    """Return the stems of all longer words of a line. This is faster than `subject_words`, but keeps common words."""
+    return frozenset(word[:_STEM] for word in WORD.findall(text.lower()) if len(word) > 3 and not word.isdigit())
 
 
 def subject_words(text: str) -> frozenset[str]:

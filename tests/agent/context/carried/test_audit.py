@@ -4,7 +4,7 @@ from datetime import UTC
 
 import pytest
 
-from agent.context.carried.audit import PIECE_CHARACTERS, without_invented
+from agent.context.carried.audit import PIECE_CHARACTERS, is_hollow, without_invented
 from hermes_state.values import Millis
 from tests.agent.context.rows import human
 
@@ -27,3 +27,18 @@ def test_invented_identifiers_are_removed_in_a_long_conversation() -> None:
     said = [f"{FILLER * 40} TICKET-{1_000 + number}" for number in range(200)]
     summary = "## Facts\nTICKET-1003 is open.\nTICKET-1199 is closed.\nTICKET-7777 is new."
     assert audited(summary, *said) == "## Facts\nTICKET-1003 is open.\nTICKET-1199 is closed."
+
+
+@pytest.mark.parametrize(
+    ("line", "is_vague"),
+    [
+        ("The assistant helped with the questions and things went well.", True),
+        ("Several topics were discussed, and some decisions were made.", True),
+        ("They moved the launch with Bob and Ada, and Mill Street is paid.", False),
+        ("讨论了一些问题，并且取得了进展，接下来还有一些工作要做。", False),  # not among the four languages
+    ],
+)
+def test_a_summary_of_vague_sentences_is_hollow(line: str, is_vague: bool) -> None:
+    said = [f"{FILLER * 3} OPS-{10_000 + n} is for Bob and Ada on Mill Street." for n in range(30)]
+    sections = [f"{line} {n}" for n in "abcdefghijklm"]
+    assert is_hollow(sections, [human(text) for text in said], 13) is is_vague

@@ -1,6 +1,10 @@
 """Facts: the quoted lines, and the absence of secrets in them."""
 
-from agent.context.carried.facts import LINE_CHARACTERS, Fact, facts_of
+from unittest.mock import patch
+
+import pytest
+
+from agent.context.carried.facts import LINE_CHARACTERS, MAX_MISSES, Fact, facts_of, known_line
 from hermes_state.redaction import Redactor
 from hermes_state.values import Message
 from tests.agent.context.rows import human, result
@@ -32,3 +36,40 @@ def test_a_secret_in_one_line_of_a_result_does_not_change_other_lines() -> None:
         "the release is build 77120 of the harbour branch",
         "login with [REDACTED] on host db-0417",
     ]
+
+
+def test_the_newest_value_of_a_matter_replaces_the_older_one() -> None:
+    said = ["The rent of the flat is 1,180 a month.", "The rent of the shop is 2,950 a month for Ada."]
+    changed = "The rent of the flat has now increased to 1,240."
+    assert [fact.text for fact in facts(*map(human, [*said, changed]))] == [said[1], changed]
+    bob = facts_of(
+        (),
+        [human(said[0], sender_name="Ada"), human(changed, sender_name="Bob")],
+        limit=4_000,
+        redact=Redactor([SECRET]),
+        is_shared=True,
+    )
+    assert [fact.text for fact in bob] == [said[0], changed]  # Bob can speak of another flat
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "```python\nport = 48213\n```",
+        "def pay(amount=48213):\n    return charge(48213)",
+        'const url = "https://example.org/48213";\napp.listen(48213);',
+        "SELECT * FROM orders WHERE id = 48213;",
+        '{\n  "password": "hunter-48213",\n}',
+        '<div id="a-48213">\n</div>',
+    ],
+)
+def test_code_that_people_paste_is_not_a_fact(code: str) -> None:
+    text = f"The order is 77120 for now.\n{code}\nCall me (before 18:30)."
+    assert [fact.text for fact in facts(human(text))] == ["The order is 77120 for now.", "Call me (before 18:30)."]
+
+
+def test_the_choice_ends_soon_when_no_line_fits() -> None:
+    rows = [human(f"The long lease of the bakery at the harbour is OPS-{number}.") for number in range(10_000, 10_200)]
+    with patch("agent.context.carried.facts.known_line", wraps=known_line) as read:
+        assert facts_of((), rows, limit=12, redact=Redactor([SECRET]), is_shared=False) == ()
+    assert read.call_count <= MAX_MISSES + 1
