@@ -87,6 +87,7 @@ def show(
         "previous": max(0, first - PAGE_ROWS) if first else None,
         "summary": redact(summary or ""),
         "rules": [(recall_id(rule.id), redact(rule.text)) for rule in carried.rules],
+        "preferences": [(recall_id(one.id), redact(one.text)) for one in carried.preferences],
         "facts_kept": [(recall_id(fact.id), redact(f"{fact.speaker}: {fact.text}")) for fact in carried.facts],
     }
 
@@ -99,6 +100,7 @@ def _marks(before: Transcript, after: Transcript, summary: str, carried: Carried
     stubs = {row.tool_call_id for row in after if row.tool_call_id is not None}
     where = {
         "standing rule": {rule.id for rule in carried.rules},
+        "preference": {one.id for one in carried.preferences},
         "fact": {fact.id for fact in carried.facts},
         "mentioned in the summary": {int(found) for found in re.findall(rf"\b{RECALL_ID}\b", summary)},
     }

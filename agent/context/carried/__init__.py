@@ -1,10 +1,10 @@
-"""Standing rules and facts, which are copied into each new record, and the audit of a model's summary.
+"""Standing rules, preferences and facts, copied into each new record, and the audit of a model's summary.
 
-A record is the text that replaces older messages: a summary, followed by these two sections.
+A record is the text that replaces older messages: a summary, followed by these sections.
 
 `sections.py` writes the sections. `rules.py` and `facts.py` choose the lines for them from the earlier record and from
-the rows that leave the view. `phrases.py` recognises rules in eleven languages. `audit.py` removes invented lines from
-a summary.
+the rows that leave the view. `phrases.py` recognises rules in eleven languages, and `preferences.py` preferences and
+decisions. `audit.py` removes invented lines from a summary.
 
 >>> from agent.context.carried.rules import Rule
 >>> from agent.context.carried.sections import Carried

@@ -2,10 +2,12 @@
 
 Lines from people are chosen first, then answers, then arguments of tool calls, then tool results and documents. Within
 each kind, important ("weighty") lines come first, and newer lines before older ones. If several lines differ only in a
-value, the newest is chosen. Any room left is filled with the older of these lines, and with lines whose identifiers are
-already listed. A line that tells of a change replaces older lines of the same person about the same matter. In tool
-results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as noise, and so is code
-that people paste.
+value, the newest is chosen. A line that tells of a change replaces older lines of the same person about the same
+matter. Any room left is filled with the older of these lines, and with lines whose identifiers are already listed.
+
+Whatever else people said has a room of its own, and any room that is left: newest first, short lines and questions
+last. In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as noise, and
+so is code that people paste.
 """
 
 import re
@@ -29,6 +31,12 @@ MIN_LINE_TOKENS = 8
 MAX_MISSES = 8
 """Number of lines in a row that do not fit before the choice ends. Otherwise, all texts would be read in vain."""
 SAME_MATTER_PERCENT = 60
+MAX_SAID_TOKENS = 1_500
+"""Room for what people said besides facts, at most an eighth of the room for facts. Any room left is used, too."""
+SAID_CHARACTERS = 300
+MIN_SAID_TOKENS = 16
+MIN_SAID_WORDS = 2
+INFORMATIVE_WORDS = 5
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
 """Rank of each kind of speaker. Lines with a lower rank are chosen first."""
 MAX_NEAR = 40
@@ -105,6 +113,11 @@ class _Line(NamedTuple):
     matter: frozenset[str] = frozenset()
     """Stems of the words in a person's line. Empty for other speakers."""
 
+    @property
+    def is_said(self) -> bool:
+        """True if a person's line is not a fact."""
+        return bool(self.matter) and not self.is_weighty and not self.values
+
     def replaces(self, older: "_Line") -> bool:
         """Return True if this line tells of a change of what an older line of the same speaker says."""
         if self.fact.speaker != older.fact.speaker or older.values <= self.values or not self.matter:
@@ -145,11 +158,14 @@ class _Text:
     _rare: Sequence[str] = ()
     _words: Collection[str] | None = None
     _lines: Sequence[_Line] | None = None
+    _said: Sequence[_Line] | None = None
 
     @classmethod
     def earlier(cls, fact: Fact) -> "_Text":
         line = known_line(fact.id, fact.speaker, fact.text)
         words = (fact.text,) if line.is_weighty else ()
+        if line.is_said:
+            return cls(fact.id, fact.speaker, fact.text, is_safe=True, _shapes=(), _words=(), _lines=(), _said=(line,))
         return cls(fact.id, fact.speaker, fact.text, is_safe=True, _shapes=(), _words=words, _lines=(line,))
 
     @property
@@ -159,7 +175,7 @@ class _Text:
     def use_safe(self, safe: str) -> None:
         """Replace the text with `safe`, a version without secrets."""
         if safe != self.raw[:QUOTED_CHARACTERS]:
-            self._shapes, self._rare, self._words, self._lines = None, (), None, None
+            self._shapes, self._rare, self._words, self._lines, self._said = None, (), None, None, None
         self.raw, self.is_safe = safe, True
 
     @property
@@ -190,6 +206,26 @@ class _Text:
             self._lines = [known_line(self.id, self.speaker, line) for line in islice(self._quoted(), 12)]
         return self._lines
 
+    @property
+    def said(self) -> Sequence[_Line]:
+        """What a person said besides facts: neighbouring sentences, joined to lines."""
+        if self._said is None:
+            found = (one_line(piece, SAID_CHARACTERS) for piece in self._pieces() if piece)
+            pieces = (known_line(self.id, self.speaker, piece) for piece in found)
+            self._said = [line for line in pieces if line.is_said and len(line.matter) >= MIN_SAID_WORDS]
+        return self._said
+
+    def _pieces(self) -> Iterator[str]:
+        text, piece = _without_code(self.raw[:QUOTED_CHARACTERS]), ""
+        patterns = _patterns(text, _MARKS)
+        for sentence in (text[start:end].strip() for start, end in sentences(text)):
+            is_fact = _holds(sentence, self.words) or any(True for _ in _identifier_spans(sentence, patterns))
+            if is_fact or len(piece) + len(sentence) >= SAID_CHARACTERS:
+                yield piece
+                piece = ""
+            piece = piece if is_fact else f"{piece} {sentence}"
+        yield piece
+
     def _quoted(self) -> Iterator[str]:
         text, is_spoken = self.raw[:QUOTED_CHARACTERS], self.rank < _FIRST_MACHINE
         words, patterns = (self.words, _patterns(text, _MARKS)) if is_spoken else ((), _patterns(text, _UNQUOTED))
@@ -210,11 +246,15 @@ def facts_of(
         texts[text.rank].append(text)
     while True:
         chosen = _Choice(limit)
+        said = _said_first(texts[0])
         for some in texts:
             if chosen.is_full:
                 break
             chosen.add(_best_first(some))
+            if some is texts[0]:
+                chosen.add_said(said, min(MAX_SAID_TOKENS, limit // 8))
         chosen.fill()
+        chosen.add_said(said)
         if chosen.remove_secrets(redact):
             return tuple(sorted(chosen.kept, key=lambda fact: fact.id))
 
@@ -229,6 +269,17 @@ def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
         for text in newest:
             for line in text.lines if text.words or not is_weighty else ():
                 if line.is_weighty == is_weighty:
+                    yield line, text
+
+
+def _said_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
+    """Yield what people said besides facts, newest first: first long statements, then short ones and questions."""
+    newest = sorted(texts, key=lambda text: text.id, reverse=True)
+    for is_informative in (True, False):
+        for text in newest:
+            for line in text.said:
+                has_words = len(line.matter) >= INFORMATIVE_WORDS and not line.fact.text.endswith(("?", "\uff1f"))
+                if has_words is is_informative:
                     yield line, text
 
 
@@ -268,6 +319,22 @@ class _Choice:
                 self.kept.remove(other.fact)
                 self._room += other.size
         return False
+
+    def add_said(self, lines: Iterator[tuple[_Line, _Text]], extra: int = 0) -> None:
+        """Add lines that are not facts, in `extra` tokens of room, or in the rest of the room."""
+        before, least = self._misses, self._room if extra else 0
+        self._room, self._misses = self._room + extra, 0
+        while self._room - least >= MIN_SAID_TOKENS and self._misses < MAX_MISSES:
+            line, text = next(lines, (None, None))
+            if line is None or text is None:
+                break
+            if line.shape in self._shapes:
+                continue
+            if self._room - line.size < least:
+                self._misses += 1
+            elif self._take(line, text):
+                self._shapes.add(line.shape)
+        self._room, self._misses = min(self._room, least) if extra else self._room, before
 
     def fill(self) -> None:
         texts = {fact.text for fact in self.kept}

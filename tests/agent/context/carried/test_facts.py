@@ -73,3 +73,14 @@ def test_the_choice_ends_soon_when_no_line_fits() -> None:
     with patch("agent.context.carried.facts.known_line", wraps=known_line) as read:
         assert facts_of((), rows, limit=12, redact=Redactor([SECRET]), is_shared=False) == ()
     assert read.call_count <= MAX_MISSES + 1
+
+
+def test_what_people_said_besides_facts_comes_before_results() -> None:
+    told = [
+        human(f"My {thing} lives with a cat near the old harbour. It is loud there.") for thing in ("aunt", "uncle")
+    ]
+    shells = [result("c1", f"the release is build 77{n:03} of branch {n:x}") for n in range(200)]
+    first = facts_of((), [*told, *shells], limit=400, redact=Redactor([SECRET]), is_shared=False)
+    assert [fact.text for fact in first if fact.speaker == "person"] == [row.text for row in told]
+    again = facts_of(first, shells, limit=400, redact=Redactor([SECRET]), is_shared=False)
+    assert [fact for fact in again if fact.speaker == "person"] == list(first[:2])
