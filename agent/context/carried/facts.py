@@ -31,8 +31,8 @@ MIN_LINE_TOKENS = 8
 MAX_MISSES = 8
 """Number of lines in a row that do not fit before the choice ends. Otherwise, all texts would be read in vain."""
 SAME_MATTER_PERCENT = 60
-MAX_SAID_TOKENS = 1_500
-"""Room for what people said besides facts, at most an eighth of the room for facts. Any room left is used, too."""
+MIN_FACT_TOKENS, MAX_SAID_TOKENS = 2_000, 1_500
+"""Room for facts alone, and the limit of additional room for other sentences: a sixth of the rest of the room."""
 SAID_CHARACTERS = 300
 MIN_SAID_TOKENS = 16
 MIN_SAID_WORDS = 2
@@ -72,7 +72,8 @@ _UNIT = re.compile(
 _FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _CODE_SIGN = re.compile(r"[{}();=<>@#\"]|//|--|\bimport ")
 _CODE_LINE = re.compile(
-    r"^[ \t]*(?:(?:[}\])]+|</?[a-zA-Z!][^<>\n]*>|//|/\*|\*/|#(?:include|define|!/|\s*TODO)|--\s|@\w+(?:[.(]|$)).*"
+    r"^(?=.{0,200}$)[ \t]*(?:(?:[}\])]+|</?[a-zA-Z!][^<>\n]*>|//|/\*|\*/|#(?:include|define|!/|\s*TODO)|--\s"
+    r"|@\w+(?:[.(]|$)).*"
     r"|(?:(?:export|async|public|private|static) )*(?:(?:def|class|function|void|struct|interface) +\w+ *[({:<]"
     r"|(?:const|let|var) +[\w{, }]+=).*|(?:from +[\w.]+ +)?import +[\w.{*, }]+"
     r"|(?:if|for|while|elif|else|try|except|catch|switch|return)\b.*(?:\)|\w):|(?:return|await)\b.*[(;].*"
@@ -81,11 +82,13 @@ _CODE_LINE = re.compile(
     r"|[\w.]*\w\([^()\n]*\)[;:,]?|.*(?:\{|[(=.\"'].*;|=> *[\w({].*))[ \t]*$",
     re.MULTILINE,
 )
-"""Lines of programs."""
+"""Lines of programs. Longer lines are not tested, because the time grows with the square of their length."""
 _NAME = re.compile(
-    r"\b(?!(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec|Mon|Tue|Wed|Thu|Fri|Sat|Sun|M[oi]|D[io]|Fr|S[ao])[a-zäé]*\b)"
-    r"(?=[^\W\d_a-z])[^\W_]{3,}"
+    r"\b(?!(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|(?:Mon|Diens|Donners|Frei|Sams|Sonn)tag|Mittwoch|Jan(?:uary?)?"
+    r"|Feb(?:ruary?)?|Mar(?:ch)?|März|Apr(?:il)?|May|Mai|Jun[ei]?|Jul[yi]?|Aug(?:ust)?|Sept?(?:ember)?|O[ck]t(?:ober)?"
+    r"|Nov(?:ember)?|De[cz](?:ember)?)\b)(?=[^\W\d_a-z])[^\W_]{3,}"
 )
+"""Names, but not weekdays and months: what is said about one person or thing is not true of another."""
 _without_hex = methodcaller("rstrip", "abcdefABCDEF")
 _Patterns: TypeAlias = Sequence[tuple[str, re.Pattern[str]]]
 
@@ -252,7 +255,7 @@ def facts_of(
                 break
             chosen.add(_best_first(some))
             if some is texts[0]:
-                chosen.add_said(said, min(MAX_SAID_TOKENS, limit // 8))
+                chosen.add_said(said, min(MAX_SAID_TOKENS, max(0, limit - MIN_FACT_TOKENS) // 6))
         chosen.fill()
         chosen.add_said(said)
         if chosen.remove_secrets(redact):

@@ -42,6 +42,8 @@ def test_the_newest_value_of_a_matter_replaces_the_older_one() -> None:
     said = ["The rent of the flat is 1,180 a month.", "The rent of the shop is 2,950 a month for Ada."]
     changed = "The rent of the flat has now increased to 1,240."
     assert [fact.text for fact in facts(*map(human, [*said, changed]))] == [said[1], changed]
+    frank = "The rent of Frank's flat is 1,430 a month."
+    assert [fact.text for fact in facts(human(frank), human(changed))] == [frank, changed]
     bob = facts_of(
         (),
         [human(said[0], sender_name="Ada"), human(changed, sender_name="Bob")],
@@ -79,8 +81,8 @@ def test_what_people_said_besides_facts_comes_before_results() -> None:
     told = [
         human(f"My {thing} lives with a cat near the old harbour. It is loud there.") for thing in ("aunt", "uncle")
     ]
-    shells = [result("c1", f"the release is build 77{n:03} of branch {n:x}") for n in range(200)]
-    first = facts_of((), [*told, *shells], limit=400, redact=Redactor([SECRET]), is_shared=False)
+    shells = [result("c1", f"the release is build 77{n:03} of branch {n:x}") for n in range(400)]
+    first = facts_of((), [*told, *shells], limit=3_000, redact=Redactor([SECRET]), is_shared=False)
     assert [fact.text for fact in first if fact.speaker == "person"] == [row.text for row in told]
-    again = facts_of(first, shells, limit=400, redact=Redactor([SECRET]), is_shared=False)
+    again = facts_of(first, shells, limit=3_000, redact=Redactor([SECRET]), is_shared=False)
     assert [fact for fact in again if fact.speaker == "person"] == list(first[:2])
