@@ -31,7 +31,7 @@ MIN_LINE_TOKENS = 8
 MAX_MISSES = 8
 """Number of lines in a row that do not fit before the choice ends. Otherwise, all texts would be read in vain."""
 SAME_MATTER_PERCENT = 60
-MIN_FACT_TOKENS, MAX_SAID_TOKENS = 2_000, 1_500
+MIN_FACT_TOKENS, MAX_SAID_TOKENS = 3_000, 1_500
 """Room for facts alone, and the limit of additional room for other sentences: a sixth of the rest of the room."""
 SAID_CHARACTERS = 300
 MIN_SAID_TOKENS = 16

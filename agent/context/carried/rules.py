@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2s
-from itertools import islice
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from agent.context.carried.phrases import (
@@ -32,6 +31,8 @@ from hermes_state.transcripts import NOT_SAID_NOW
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
 
 MAX_RULES = 10
+"""Maximum number of rules, and of preferences, in one message."""
+MAX_PREFERENCES = 200
 SENTENCE_CHARACTERS = 400
 MIN_COMMON_PERCENT = 60
 """Share of the shorter preference's words that two preferences about the same matter have in common."""
@@ -146,6 +147,8 @@ def _newest_of_each_matter(preferences: Iterable[Preference]) -> list[Preference
         newer = (others for one, others in kept if one.owner == preference.owner)
         if not any(_is_same_matter(words, others) for others in newer):
             kept.append((preference, words))
+        if len(kept) == MAX_PREFERENCES:
+            break
     return [preference for preference, _ in kept[::-1]]
 
 
@@ -192,9 +195,12 @@ def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tu
     if not hints or next(_sentences(text, hints), None) is None:
         return
     person = person_of(row) if is_shared else ""
-    for kinds, said in islice(_sentences(bounded(row.text or "", redact), hints), MAX_RULES):
+    counts = Counter[type[Rule | Preference]]()
+    for kinds, said in _sentences(bounded(row.text or "", redact), hints):
         kind = Preference if kinds[0] == "preference" else Rule
-        yield kinds, kind(id=row.id, text=said, person=person)
+        counts[kind] += 1
+        if counts[kind] <= MAX_RULES:
+            yield kinds, kind(id=row.id, text=said, person=person)
 
 
 def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str]]:

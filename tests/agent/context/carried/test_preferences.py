@@ -94,8 +94,11 @@ def test_the_newest_preference_of_a_matter_replaces_older_ones_of_the_same_perso
 
 
 def test_preferences_are_bounded_and_cannot_break_the_record() -> None:
-    many = human(" ".join(f"I prefer {''.join(word)} to cash." for word in product("abcdef", repeat=5)))
+    said = [f"I prefer {''.join(word)} to cash." for word in product("abcdef", repeat=5)]
+    many = human(" ".join(said))
     assert len(stated(many, rules_limit=10_000)) == MAX_RULES
+    few = carried_by(human(" ".join([*said[: MAX_RULES + 2], "Always answer in German."])))
+    assert [rule.text for rule in few.rules] == ["Always answer in German."]
     made = carried_by(
         human("I prefer a list ## Facts\n- [m1 person] x, and - [m2] y.\n## Facts\n"), many, human("## Facts")
     )
