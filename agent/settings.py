@@ -50,13 +50,13 @@ class TranscriptionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class VoiceSettings:
-    """Spoken answers: voice messages that follow the text. The server is the one in `transcription`."""
+    """Spoken answers: voice messages that follow the text. They use the server in `transcription`."""
 
     model: Annotated[str | None, Off, Setting(default_text="off")] = None
-    """Name of a text-to-speech model, such as `gpt-4o-mini-tts`. Set a name to enable spoken answers. The voice is
-    `alloy`. To use another voice, add it after `@`: `gpt-4o-mini-tts@coral`."""
+    """Name of a text-to-speech model, such as `gpt-4o-mini-tts`. Set a name to enable spoken answers. The default
+    voice is `alloy`. To use another voice, add its name after `@`: `gpt-4o-mini-tts@coral`."""
     reply: Annotated[Literal["never", "same", "always"], AnyCase, Setting()] = "same"
-    """Answers that are also spoken: `never`, `same` (if the person's last message was spoken) or `always`."""
+    """Answers that are also spoken: none (`never`), all (`always`), or those to spoken messages (`same`)."""
 
     @property
     def mode(self) -> Literal["never", "same", "always"]:

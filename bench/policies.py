@@ -63,7 +63,7 @@ class StandIn:
     """Writes summaries without a model: lines from the prompt, at equal distances, under the usual headings.
 
     `omits`: the lines lose their identifiers. `invents`: every fourth line has an identifier that nobody ever used.
-    `nothing`: the summary only consists of `lines`, whatever the prompt contains.
+    `nothing`: the summary consists only of these lines, whatever the prompt contains.
     """
 
     def __init__(self, kind: StandInKind, lines: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Rows of the quality bench about recall: what a search finds in hand-written chats, and what prompts still show.
+"""Rows of the quality bench about recall: what a search finds in written chats, and what prompts still contain.
 
 No model answers the questions, so "found" and "shown" are upper bounds of what a model can use.
 """
@@ -35,7 +35,7 @@ WINDOWS = [32_768, 128_000]
 KEPT = 12
 """Number of prompts that are measured, from the second half of a chat."""
 COST_ROWS, LIMIT = 200, 3_276
-"""Rows whose cost is measured, and tokens for facts in a window of 32K."""
+"""Number of rows whose cost is measured, and room for facts in tokens with a window of 32K."""
 RULES, WISHES, FACTS = "Standing rules", "Preferences and decisions", "Facts"
 FOUND = {
     "update": "≥ 98 %",
@@ -69,7 +69,7 @@ _HIT = re.compile(r"^(?: +\w+ it, )?m(\d+) ", re.MULTILINE)
 
 
 async def _searches(talks: Sequence[Talk]) -> list[Row]:
-    """Ask one `history_search` for each question: its words, the question itself, and its words after `/new`."""
+    """Search for each question with `history_search`: with its content words, as typed, and after `/new`."""
     places, foreign = defaultdict[str, list[int]](list), list[int]()
     async with opened() as store:
         for talk, is_reset in product(talks, (False, True)):
@@ -95,7 +95,7 @@ async def _searches(talks: Sequence[Talk]) -> list[Row]:
 
 
 def _place(text: str, wanted: set[int]) -> int:
-    """Return the rank of the first hit that is wanted, or that shows a wanted row around it. 1,000: there is none."""
+    """Return the rank of the first hit that is wanted or shown next to a wanted row, or 1,000 if there is none."""
     rank = -1
     for line in text.partition("\n<history>\n")[2].splitlines():
         rank += bool(re.match(r"m\d", line))
@@ -213,7 +213,7 @@ def _measured(talk: Talk, kept: Sequence[Sequence[str]]) -> Mapping[str, list[fl
 
 
 def _listed(talk: Talk, record: Record) -> Mapping[str, list[float]]:
-    """Return True for each listed rule that is none, and for each fact of a person that is a line of code."""
+    """Return True for each listed rule that is not a rule, and for each fact of a person that is a line of code."""
     true = [talk.typed[name].text for one in talk.questions if one.kind in TRUE_RULES for name in one.evidence]
     true += FILLER["rules"]
     rules = {quote(line) for line in record.listed if line.strip()}
@@ -277,7 +277,7 @@ def _costs(talks: Sequence[Talk]) -> list[Row]:
             for number, row in enumerate(some[:COST_ROWS], 1)
         ]
         times = dict.fromkeys(range(LIMIT, LIMIT + 25), 1.0)
-        for _, limit in product(range(2), times):  # the faster of two runs, because others use the processor, too
+        for _, limit in product(range(2), times):  # the faster of two runs, because other programs use the processor
             began = time.thread_time()
             carried(Carried(), (), transcript, rules_limit=LIMIT, facts_limit=limit, **options)
             times[limit] = min(times[limit], time.thread_time() - began)

@@ -1,7 +1,7 @@
-"""Hand-written chats with questions, and the words that answer these questions.
+"""Chats written message by message, with questions and the words that answer them.
 
-`bench/recall/` has two halves. Each has a chat of two people, a person with an assistant, and questions with the ids of
-the messages that answer them. The author of the blind half has not seen the code.
+`bench/recall/` has two halves. Each has a chat between two people, a chat between a person and an assistant, and
+questions with the ids of the messages that answer them. The author of the blind half had not seen the code.
 """
 
 import random
@@ -29,7 +29,7 @@ from hermes_state.values import ChatKey, ChatKind, MessageRole, Millis, Origin, 
 
 FOLDER = Path(__file__).with_name("recall")
 TYPED, WHOLE = 11_000, 150_000
-"""Tokens that the person with an assistant types, and tokens of the whole chat. Filler makes up the difference."""
+"""Tokens that the person with an assistant types, and tokens of the whole chat, after filler was added."""
 FILLER = tomllib.loads((FOLDER / "filler.toml").read_text("utf-8"))
 _STOP = frozenset(FILLER["stop_words"].split())
 _WORD = re.compile(r"\d(?:[\d.,:/-]*\d)?|[^\W\d_]+(?:'[^\W\d_]+)?|[^\W_]+")
@@ -89,7 +89,7 @@ class Talk:
     rows: Sequence[Said]
     questions: Sequence[Question]
     typed: Mapping[str, Said] = field(default_factory=dict)
-    """The hand-written messages, without filler."""
+    """The written messages, without filler."""
 
     def keys(self, ids: Iterable[str], question: Question) -> list[Key]:
         """Return what must be in a prompt, so that a model can read these messages."""
@@ -101,7 +101,7 @@ class Talk:
         return [answers[at * len(answers) // count] for at in range(count)]
 
     def turns(self) -> list[list[Said]]:
-        """Return the messages in groups: one of a person, and the answers to it."""
+        """Return the messages in groups. Each has a message of a person and the answers to it."""
         groups: list[list[Said]] = []
         for row in self.rows:
             if row.is_answer and groups:
@@ -203,7 +203,7 @@ def _key(question: Question, text: str) -> Key:
 
 @lru_cache(maxsize=1_000_000)
 def _holds(piece: str, key: Key) -> bool:
-    """Return True if a sentence of the text has the answer's words and half of the words of the key's sentence."""
+    """Return True if a sentence of the text has the answer's words, and half of the words of the original sentence."""
     least = max(len(key.words) / 2, min(3, len(key.words)))
     return any(key.answer <= one and len(key.words & one) >= least for one in _parts(piece, key.is_line))
 

@@ -12,7 +12,7 @@ def format_time(at: Millis, zone: tzinfo | None = UTC) -> str:
 
 
 def spoken_time(at: Millis, now: Millis, zone: tzinfo | None = UTC) -> str:
-    """Return a past time as people say it at the time `now`.
+    """Return a past time in words, relative to the time `now`.
 
     >>> now = parse_time("2026-03-31T12:00")
     >>> [spoken_time(parse_time(f"{at}T09:30"), now) for at in ("2026-03-31", "2026-03-30", "2026-03-29", "2025-03-01")]

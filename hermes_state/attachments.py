@@ -121,7 +121,7 @@ def store_part(db: Connection, chat_id: ChatId, row: InboxRow, part: Document, n
 def bind_parts(
     db: Connection, chat_id: ChatId, lineage_id: LineageId, message_id: MessageId, parts: Sequence[MessageId]
 ) -> bool:
-    """Make rows parts of a message. Return False if they belong to another conversation."""
+    """Assign document parts to their message. Return False if they belong to another conversation."""
     ours = f"lineage_id = ? AND id IN ({', '.join('?' * len(parts))})"
     bound = db.execute(f"UPDATE messages SET replaces_id = ? WHERE {ours}", (message_id, lineage_id, *parts))
     db.execute("DELETE FROM meta WHERE key = ?", (_PARTS_NOTE.format(chat_id),))
@@ -129,13 +129,13 @@ def bind_parts(
 
 
 def has_unbound_parts(db: Connection, chat_id: ChatId) -> bool:
-    """Return True if a message that never began a turn has left parts: after a crash, or if it was withdrawn."""
+    """Return True if there are parts of a message without a turn, because of a crash or because it was withdrawn."""
     return load_note(db, _PARTS_NOTE.format(chat_id)) is not None
 
 
 @locks(chat="chat_id")
 def remove_unbound_parts(db: Connection, chat_id: ChatId) -> None:
-    """Delete parts whose message never began a turn. The caller must not be preparing a message of the chat."""
+    """Delete parts of messages without a turn. Do not call this while a message of the chat is being prepared."""
     query = """DELETE FROM messages WHERE lineage_id IN (SELECT lineage_id FROM sessions WHERE chat_id = ?) AND id >= ?
     AND seq < 0 AND indexed = 1 AND replaces_id IS NULL"""
     key = _PARTS_NOTE.format(chat_id)

@@ -63,9 +63,9 @@ def connector_for(
 class _ProxyConnector(aiohttp.TCPConnector):
     """Connector that chooses a proxy for each connection.
 
-    With `check`, names are resolved here, and a proxy is asked only for a checked IP address. Without it, the proxy
-    resolves them. Only requests without TLS and `check` are passed to an HTTP proxy as they are, because most of these
-    proxies allow no tunnel to port 80.
+    With `check`, this connector resolves names, and asks a proxy only for checked IP addresses. Without it, the proxy
+    resolves names. A request with neither TLS nor `check` goes to an HTTP proxy without a tunnel, because most of these
+    proxies do not allow tunnels to port 80.
     """
 
     def __init__(self, route: Route, check: Callable[[str], None] | None, **options: Any) -> None:

@@ -97,7 +97,7 @@ class ModelAnswer:
     markdown: str = ""
     """Text for the chat if it differs from `text`, for example because a notice was added."""
     speaks: Literal["never", "same", "always"] = "never"
-    """`same` adds a voice message if the person's message was spoken, and `always` adds one to every answer."""
+    """Voice messages after answers: `same` adds one if the person's message was spoken, `always` always adds one."""
 
 
 def start_turn(

@@ -64,7 +64,7 @@ Route: TypeAlias = Callable[[str, str], Proxy | None]
 
 
 def no_proxy(scheme: str, host: str) -> None:
-    """Connect to every address directly."""
+    """Connect to every address without a proxy."""
 
 
 def parsed_proxy(text: str) -> Proxy:

@@ -63,7 +63,7 @@ class OutboxKind(StrEnum):
     ERROR = "error"
     STATUS = "status"
     VOICE = "voice"
-    """Spoken answer, sent after its text. The row is not rendered until its recording is stored."""
+    """Spoken answer, sent after its text. The row counts as rendered when its recording is stored."""
 
 
 class OutboxState(StrEnum):
@@ -83,7 +83,7 @@ class WrittenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     buttons: tuple[Button, ...] = ()
     attached: SentFile | None = None
     signed: SignedMessage | None = None
-    """Reaction that replaces the reply if the platform accepts it. Without text, nothing else is sent."""
+    """Reaction that replaces the reply if the platform accepts it. If there is no text, only the reaction is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
     """Load a chat's unsettled rows in sending order: urgent rows first, and the parts of a reply together."""
-    # A voice message without a recording comes last, because no other row waits for it.
+    # A voice message without a recording comes last, so that no other row waits for it.
     query = f"""SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
     ORDER BY kind = 'voice' AND rendered = 0, next_at > 0,
       (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?"""
@@ -262,7 +262,7 @@ def end_offer(db: Connection, chat_id: ChatId, topic: OfferTopic, now: Millis) -
 
 
 def forget_offer(db: Connection, chat_id: ChatId, ref: str) -> None:
-    """Forget the offer of the message `ref`, which another text replaces together with its buttons."""
+    """Forget the buttons of the message `ref`, because a new text has replaced its text and its buttons."""
     query = """DELETE FROM live_buttons WHERE chat_id = ? AND EXISTS (SELECT 1 FROM outbox o
       WHERE o.dedupe_key = live_buttons.dedupe_key AND o.platform_ref = ?)"""
     db.execute(query, (chat_id, ref))
@@ -345,7 +345,7 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
 
 
 def load_words(db: Connection, row_id: OutboxId) -> str | None:
-    """Load the answer that a voice message speaks. None if the message has a recording, was stopped or was undone."""
+    """Load the text of the answer to speak. None if it is already recorded, or was stopped or undone."""
     query = """SELECT coalesce(m.text, '') FROM outbox o JOIN messages m ON m.id = o.message_id
     WHERE o.id = ? AND o.rendered = 0 AND o.settled_at IS NULL
     AND NOT EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL)"""
@@ -353,7 +353,7 @@ def load_words(db: Connection, row_id: OutboxId) -> str | None:
 
 
 def keep_voice(db: Connection, row_id: OutboxId, part: OutboundPart) -> None:
-    """Store the recording of a voice message, which is then sent. Part 0 of the answer's message is its text."""
+    """Store the recording of a voice message, so that it can be sent. It is part 1, because the text is part 0."""
     query = "UPDATE outbox SET payload = ?, rendered = 1, part = 1 WHERE id = ?"
     db.execute(query, (_encode(part).decode(), row_id))
 

@@ -1,4 +1,4 @@
-"""Reactions: the signs that the bot sets, and ratings, the newest thumb of each person on an answer.
+"""Reactions: signs, which the bot sets, and ratings, each of which is a person's newest thumb on an answer.
 
 The model is told about ratings once, with the next message of the chat.
 """
@@ -17,7 +17,7 @@ from hermes_state.text import shortened
 from hermes_state.values import THUMBS, ChatId, Cursor, LineageId, MessageId, Millis, ReactionEvent, recall_id
 
 MAX_TOLD = 5
-"""Maximum number of ratings that the model is told about at once. The newest are kept."""
+"""Maximum number of ratings in one note to the model, which has the newest ones."""
 WORD = r"[\w'.,-]+"
 
 
@@ -29,7 +29,7 @@ class Sign(StrEnum):
     DONE = "done"
     FAILED = "failed"
     EDITED = "edited"
-    """The change of the message was noticed after the answer."""
+    """The person edited the message, and the gateway noticed it only after the answer."""
 
 
 class SignedMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class SignedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_answer(db: Connection, reaction: ReactionEvent) -> tuple[ChatId, MessageId] | None:
-    """Return the answer that a reaction is about, with its chat. Threads are ignored: ids of messages are unique."""
+    """Return the chat and the answer that a reaction is about. Message ids are unique, so threads are ignored."""
     query = """SELECT p.chat_id, p.message_id FROM chats c JOIN platform_messages p ON p.chat_id = c.id AND p.ref = ?
     JOIN messages m ON m.id = p.message_id WHERE c.platform = ? AND c.account = ? AND c.chat_ref = ?
     AND m.role = 'assistant'"""
@@ -68,14 +68,14 @@ def rate(
 
 
 def tell(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> tuple[str, ...]:
-    """Return a note for the model about new ratings of the conversation's answers, if any. Each is returned once."""
+    """Return a note for the model about new ratings of the conversation's answers, if any. Each is told once."""
     query = """UPDATE ratings SET was_told = 1 WHERE chat_id = ? AND was_told = 0
     AND message_id IN (SELECT id FROM messages WHERE lineage_id = ?)
     RETURNING at, message_id, value, (SELECT m.text FROM messages m WHERE m.id = message_id)"""
     told = Counter(tuple(row[1:]) for row in sorted(db.execute(query, (chat_id, lineage_id)).fetchall()))
     emoji = {value: one for one, value in THUMBS.items()}
     about = [
-        # Brackets of the answer are left out, so that it cannot contain a notice of its own.
+        # Only the words are quoted, without brackets, so that an answer cannot imitate a notice.
         f"{number} {emoji[value]} to “{shortened(' '.join(re.findall(WORD, text or '')))}” ({recall_id(message_id)})"
         for (message_id, value, text), number in list(told.items())[-MAX_TOLD:]
     ]

@@ -341,7 +341,7 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
 
 
 def load_other_lineages(db: Connection, chat_id: ChatId, lineage_id: LineageId, limit: int) -> list[LineageId]:
-    """Load the ids of a chat's newest conversations, without this one and without those of sub-agents."""
+    """Load the ids of a chat's newest conversations, except this one and those of sub-agents."""
     query = """SELECT lineage_id FROM sessions WHERE chat_id = ? AND lineage_id <> ?
     GROUP BY lineage_id HAVING count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY lineage_id DESC LIMIT ?"""
     return scalars(db, LineageId, query, (chat_id, lineage_id, limit))

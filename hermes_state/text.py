@@ -27,7 +27,7 @@ def shortened(text: str, limit: int = 60) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a name or a title, which people choose, in one line without marks that Markdown would obey.
+    """Return a name or a title that people chose, in one line and without Markdown markup.
 
     >>> plain("**Ann**\\n[here](http://x)")
     'Ann here(http://x)'

@@ -205,7 +205,7 @@ class DeletionEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReactionEvent:
-    """A person set or removed a thumb on a message. `chat` may lack the thread: some platforms do not report it."""
+    """A person set or removed a thumb on a message. `chat` has no thread on platforms that do not report it."""
 
     event_ref: str
     chat: ChatKey

@@ -295,10 +295,10 @@ class PlatformAdapter(Protocol):
         """
 
     async def show_typing(self, chat: ChatKey, *, is_recording: bool = False) -> None:
-        """Show that an answer is being written, or that a voice message is recorded. Raises the errors of `send`."""
+        """Show that an answer is being written, or a voice message recorded. Raises the errors of `send`."""
 
     async def react(self, chat: ChatKey, signed: SignedMessage) -> bool:
-        """Set a reaction. Return False if the message was deleted, or if there are no reactions. Raises like `send`."""
+        """Set a reaction. Return False if the message was deleted or reactions do not exist. Raises like `send`."""
 
     async def sees_reactions(self, group: ChatKey) -> bool:
         """Return False if the platform does not report people's reactions in this group to the bot."""

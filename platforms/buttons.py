@@ -20,7 +20,7 @@ class ButtonCommandStore:
     hash_mark: str
     """Two-character prefix of button data that contains a hash. Must not be `c:`, which marks a whole command.
 
-    The data of a button that turns a page has `p` before either prefix.
+    In the data of a page button, `p` comes before either prefix.
     """
     max_bytes: int
     """Maximum length of button data that the platform accepts, in bytes."""

@@ -129,8 +129,8 @@ def code_of(token: Token) -> tuple[str, list[str]]:
 
 
 PHONE_COLUMNS = 30
-"""Maximum width of a table in code, in columns. A phone of 375 points has room for 308 points of text in Telegram for
-iOS, where a character of code takes 10.2 points (`ChatMessageItemLayoutConstants`, `ChatPresentationData`)."""
+"""Maximum width of a table in code, in columns. On a phone of 375 points, Telegram for iOS has room for 308 points of
+text, and a character of code takes 10.2 points (`ChatMessageItemLayoutConstants`, `ChatPresentationData`)."""
 _NO_TEXT = "\u2013"
 
 
@@ -170,20 +170,20 @@ def table_rows(token: Token) -> list[str]:
 
 
 Listed: TypeAlias = list[tuple[str, list[tuple[str, str]]]]
-"""Rows of a table: the title of each, and the header and text of its other cells."""
+"""Rows of a table: the title of each row, and for each other cell its header and text."""
 
 
 def listed(token: Token, shown_rows: Sequence[str]) -> Listed | None:
-    """Return a table as a list of rows if it is too wide for a phone. Return None for a table that stays a table.
+    """Return a table as a list of rows if it is too wide for a phone. Return None if it must stay a table.
 
-    It also stays a table if the list would be four times as long. An empty cell is shown as a dash.
+    A wide table also stays a table if the list would be four times as long. An empty cell is shown as a dash.
     """
     head, *others = token.meta["rows"]
     if not others or max(_columns(line) for row in shown_rows for line in row.split("\n")) <= PHONE_COLUMNS:
         return None
     length, rows = 2_000 + 4 * sum(len(cell) + 3 for row in token.meta["rows"] for cell in row), Listed()
     for row in filter(any, others):
-        cells = zip_longest(head[1 : len(row)] if rows else head[1:], row[1:], fillvalue="")  # the first row has all
+        cells = zip_longest(head[1 : len(row)] if rows else head[1:], row[1:], fillvalue="")  # the first row shows all
         values = [(name, cell or _NO_TEXT) for name, cell in cells if name or cell]
         rows.append((row[0] if row and row[0] else _NO_TEXT, values))
         length -= sum(len(name) + len(cell) + 4 for name, cell in values)

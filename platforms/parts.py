@@ -16,7 +16,7 @@ _ITEM = re.compile(r"[ \t>]*(?:[-*+\u2022\u2610\u2611]|\d{1,9}[.)])[ \t]")
 _HEADING = re.compile(r"#{1,6}[ \t]")
 _HEADING_RANK, _PARAGRAPH, _LIST_ITEM, _LINE, _SENTENCE, _WORD = range(6)
 _SHARES = (1 / 3, 1 / 4, 1 / 3, 1 / 2, 1 / 2, 1 / 2)
-"""Smallest share of a part's limit at which a break of each rank is used. An earlier break makes the part short."""
+"""Minimum length of a part for each rank of break, as a share of the limit. Earlier breaks make parts too short."""
 _INLINE = re.compile(
     r"(?<!`)(`++)(?:[^`\n]|\n(?!\s*\n))++\1(?!`)|!?\[[^\[\]\n]*\]\([^()\s]*\)"
     r"|\$\$[^$]++\$\$|(?<![\w$])\$[^$\n]++\$"
@@ -47,7 +47,7 @@ class Splitter:
         self._whole: list[tuple[int, int]] = []
 
     def prepare(self, text: str, limit: int) -> None:
-        """Find out which spans fit into a part. Must be called once, before `next_piece`."""
+        """Find the spans that fit into a part. Call this once, before `next_piece`."""
         self._text = text
         self._tail = max((utf16_units(block.tail) for block in self.blocks), default=0)
         spans = [*self.spans]
@@ -92,7 +92,7 @@ class Splitter:
         found = dict[tuple[bool, bool, int], int]()
         for rank, cut in cuts:
             is_in_line = rank > _LINE and self._block_at(cut) is not None
-            if self._span_at(cut) is None and not (is_in_line and cut > end):  # a block keeps its spaces
+            if self._span_at(cut) is None and not (is_in_line and cut > end):  # spaces in a block must stay
                 # A line of a block is cut between words only if it is longer than a part.
                 found[is_in_line, cut - start < (end - start) * _SHARES[rank], rank] = cut
         if found:
@@ -129,7 +129,7 @@ class PartWriter(Splitter):
         return [part for part in parts if part]
 
     def add_prose(self, lines: Sequence[str], *, is_row: bool = False) -> None:
-        """Add lines of text. With `is_row`, they are one row of a table and stay together."""
+        """Add lines of text. With `is_row`, the lines are one table row and stay together."""
         start, prose = self._length, "\n".join(lines)
         for line in lines:
             whole = self._length, self._length + len(line)

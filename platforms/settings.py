@@ -14,7 +14,7 @@ from hermes_state.setting_types import Origin, Secret, SocketUrl, Url, WebhookSe
 from hermes_state.settings import Setting
 
 TableStyle: TypeAlias = Literal["list", "text"]
-"""Form of a table that is too wide for a phone: a list of its rows, or monospaced text."""
+"""Layout of tables that are too wide for a phone: a list of the rows, or monospaced text."""
 
 
 @dataclass(frozen=True, kw_only=True)

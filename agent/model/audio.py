@@ -80,12 +80,12 @@ class SpeechModel(HttpModel):
         self._voice = voice
 
     async def speak(self, text: str) -> tuple[bytes, str]:
-        """Return a recording of `text`, and its media type. A server without Opus is asked for MP3."""
+        """Return a recording of `text`, and its media type. If the server refuses Opus, it is asked for MP3."""
         await asyncio.to_thread(importlib.import_module, "openai.resources.audio.speech")
         try:
             data = await self._spoken(text, "opus")
         except ModelError as error:
-            if type(error) is not ModelError:  # it was not the request that was refused
+            if type(error) is not ModelError:  # the error is not a refusal of the request
                 raise
             data = await self._spoken(text, "mp3")
         mime = next((mime for start, mime in _TYPES.items() if data.startswith(start)), None)
@@ -104,7 +104,7 @@ class SpeechClient(BaseClient[SpeechModel]):
     """Client for a speech model."""
 
     async def speak(self, text: str, *, payer: Payer, within: float) -> tuple[bytes, str, ModelCall]:
-        """Return a recording, its media type and the row for the ledger. Its usage is estimated if it has a price.
+        """Return a recording, its media type and the row for the ledger. If the model has a price, usage is estimated.
 
         `within`: time limit in seconds for all attempts together. Raises `ModelError` if the call fails.
         """

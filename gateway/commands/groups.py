@@ -1,4 +1,4 @@
-"""Commands that switch something on and off in a chat: `/groupcontext` its stored talk, `/reactions` reactions."""
+"""Commands that switch a feature of a chat on or off: `/groupcontext` and `/reactions`."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,8 +25,8 @@ PRIVACY_MODE = (
 )
 
 
-REACTIONS_ON = "Reactions are on here: I mark your messages, and a thumb up or down on my answer rates it."
-REACTIONS_OFF = "Reactions are off here: I set none, and I do not store yours."
+REACTIONS_ON = "Reactions are on here: I mark your messages, and you can rate my answers with a thumb up or down."
+REACTIONS_OFF = "Reactions are off here: I do not mark messages, and I do not store your reactions."
 
 
 async def groupcontext(request: CommandRequest) -> CommandResult:

@@ -54,7 +54,7 @@ async def lineage(request: CommandRequest) -> CommandResult:
     if can_undo:
         buttons.append(Button(label="Undo compression", command=f"/compress undo #{short_key(newest.key)}"))
     turns = page_buttons(f"/lineage {name} --page".replace("  ", " "), page, len(sessions) > page * MAX_SESSIONS)
-    # An outdated private message on Discord cannot be edited, so its button then says that it no longer applies.
+    # Discord does not let the bot edit an old private message. A button in it then says that it no longer applies.
     is_private = request.row.payload.ticket is not None and request.chat.kind.is_shared
     offer: OfferTopic | None = "undo" if can_undo and not is_private else None
     reply = CommandReply(markdown="\n".join(lines), buttons=(*buttons, *turns), offer=offer)
@@ -70,7 +70,7 @@ def _state(one: LineageSession) -> str:
 
 
 def _paged(argument: str) -> tuple[str, int]:
-    """Split an argument into its words and the number of a page, which a page button adds."""
+    """Split an argument into its words and a page number, which only page buttons add."""
     found = re.fullmatch(r"(.*?)\s*--page ([1-9]\d{0,2})", argument, re.DOTALL)
     return (found[1], int(found[2])) if found is not None else (argument, 1)
 

@@ -254,7 +254,7 @@ def say(markdown: str, *buttons: Button) -> CommandResult:
 
 
 def page_buttons(command: str, page: int, has_more: bool) -> tuple[Button, ...]:
-    """Return the buttons below a page of a list. They show the page before or after it in the same message."""
+    """Return the buttons below a page of a list. Each button replaces the page with the one before or after it."""
     turns = (("Back", page - 1, page > 1), ("More", page + 1, has_more))
     return tuple(
         Button(label=label, command=f"{command} {number}", turns_page=True) for label, number, exists in turns if exists
@@ -283,11 +283,11 @@ def transaction(apply: Callable[[CommandRequest, Connection, Millis], CommandRep
 
 
 CommandGroup: TypeAlias = tuple[str, str, str, str]
-"""Part of `/help`: title, names of the commands, an example, and what the example does."""
+"""Group of commands in `/help`: its title, the names of the commands, an example, and what the example does."""
 
 
 class CommandRegistry:
-    """Commands by name and alias, in the order of the menus, and in groups for `/help`."""
+    """All commands: by name and alias, in the order of the menus, and in the groups of `/help`."""
 
     def __init__(self, commands: Iterable[Command], groups: Sequence[CommandGroup] = ()) -> None:
         self.commands = tuple(commands)
@@ -321,7 +321,7 @@ class CommandRegistry:
         return f"There is no command /{name}.{question} /help lists all commands."
 
     def help(self, kind: ChatKind, *, is_admin: bool) -> str:
-        """Return the groups of commands for a person in a kind of chat, as Markdown."""
+        """Return the text of `/help` as Markdown: the commands that a person can use in this kind of chat."""
         elsewhere, parts = "direct" if kind.is_shared else "groups", []
         for title, names, example, effect in self.groups:
             group = [self.by_name[name] for name in names.split()]
@@ -345,7 +345,7 @@ class CommandRegistry:
             lines.append(f"- `/{words}`: {action.description}")
         lines += [f"- `{option.name}`: {option.description}" for option in command.options]
         if command.moderated is not None:
-            lines.append("In a shared chat, some of this is only for admins and moderators.")
+            lines.append("In a shared chat, only admins and moderators can use some of this.")
         for _, _, example, effect in self.groups:
             if example[1:].split()[0] == command.name:
                 lines.append(f"Example: `{example}` {effect}.")

@@ -152,7 +152,7 @@ class CommandRunner:
         request = CommandRequest(context=self._context, row=row, chat=chat, role=role, argument=parsed.argument)
         try:
             result = await command.handler(request)
-            # Everybody in a `per_user` group presses the same buttons, but each person has separate lists.
+            # In a `per_user` group, everybody sees the same buttons, but each person has separate lists.
             is_same_list = not chat.key.user_ref or row.payload.ticket is not None
             return replace(result, turns_page=row.payload.via is InputKind.PAGE and is_same_list)
         except CommandError as error:

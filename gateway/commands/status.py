@@ -69,7 +69,7 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
 
 
 def _model_lines(context: CommandContext, choice: str | None, *, is_admin: bool = False) -> Iterator[str]:
-    """Yield the line about the conversation's model, then a clause about its circuit breaker if that is open."""
+    """Yield the line about the conversation's model. If its circuit breaker is open, yield a clause about it next."""
     settings = context.runtime.config.model
     known = route_of(settings, choice)
     choice, route = (None, settings.route) if known is None else (choice, known)

@@ -184,7 +184,7 @@ COMMANDS = (
         "reactions",
         READ,
         groups.reactions,
-        "show or set whether I mark messages with reactions, and whether yours rate my answers",
+        "show whether reactions are on in this chat, or switch them on or off",
         (Option("state", "on or off", ("on", "off")),),
         moderated="on|off",
     ),
@@ -290,13 +290,23 @@ COMMANDS = (
 )
 
 GROUPS = (
-    ("Conversation", "new title sessions resume history compress rules", "/new Rome", "starts one called “Rome”"),
-    ("Answers", "stop retry undo queue steer steps approve deny", "/queue And by train?", "asks this afterwards"),
+    (
+        "Conversation",
+        "new title sessions resume history compress rules",
+        "/new Rome",
+        "starts a conversation called “Rome”",
+    ),
+    (
+        "Answers",
+        "stop retry undo queue steer steps approve deny",
+        "/queue And by train?",
+        "asks this after the current answer",
+    ),
     (
         "Memory and settings",
         "memory todo schedule model think tools groupcontext reactions",
         "/memory me add I prefer metric units",
-        "makes me remember this about you",
+        "makes me remember that you prefer metric units",
     ),
     ("About", "start help status usage whoami", "/usage", "shows what this conversation costs"),
     ("For admins", "pair insights search lineage session why mcp", "/search train tickets", "searches all chats"),

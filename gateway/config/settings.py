@@ -223,10 +223,10 @@ class LifecycleConfig(BaseConfig):
 
 
 class DeliveryConfig(BaseConfig):
-    """Form of answers on Telegram and Discord."""
+    """Layout of answers on Telegram and Discord."""
 
     tables: Annotated[TableStyle, AnyCase] = setting("list", restart=True)
-    """Form of a table that is wider than 30 characters, which phones would wrap: a list with one entry per row
+    """Layout of tables that are wider than 30 characters, because phones would wrap them: a list with one entry per row
     (`list`), or monospaced text (`text`)."""
 
 

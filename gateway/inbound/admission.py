@@ -113,7 +113,7 @@ class StoredEvent:
     """True if the transaction stored a reply that must be delivered."""
     started: RunningTurn | None = None
     signed: SignedMessage | None = None
-    """Reaction to a message that waits in a busy chat without another acknowledgement."""
+    """Reaction to a message that waits in a busy chat and gets no other acknowledgement."""
     interrupts: TurnId | None = None
     """Turn that this message interrupts. It can run on any node."""
 

@@ -252,7 +252,7 @@ def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _audio(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Probe the models for recordings and for spoken answers."""
+    """Probe the transcription model and the speech model."""
     config = loaded.config
     models = {"audio/transcriptions": config.transcription.model, "audio/speech": config.voice.names[0]}
     for path, name in models.items():

@@ -82,7 +82,7 @@ class Delivery:
     """Ends the previews of turns that other processes run in a chat. Returns their placeholder messages."""
     on_unreachable: Callable[[], None] = lambda: None
     record: Callable[[OutboxRow], None] = lambda _: None
-    """Begins to record a voice message in the background, unless this has begun already."""
+    """Starts to record a voice message in the background, unless the recording has already started."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
     """Time of the next attempt for each failed row, on the monotonic clock, because the system clock can be changed."""

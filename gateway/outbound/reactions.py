@@ -1,6 +1,7 @@
 """Reactions: signs that the bot sets on people's messages, and people's ratings of its answers.
 
-A sign is a courtesy. It obeys flood control, but it never holds a chat's gate, and its errors never leave this module.
+Signs are optional. They obey flood control, but never block other messages to the chat. This module handles all their
+errors.
 """
 
 import asyncio
@@ -26,13 +27,13 @@ log = structlog.get_logger()
 
 REQUEST_SECONDS = 3.0
 REFUSED_SECONDS, FAILED_SECONDS = 600.0, 30.0
-"""Seconds without signs in a chat after the platform refused one, and after any other failure."""
+"""Pauses in seconds, during which a chat gets no signs: after the platform refused one, and after other failures."""
 MAX_UNDER_WAY = 20
-"""Maximum number of signs that are being set at the same time. More are left out."""
+"""Maximum number of signs that are set at the same time. Any further signs are dropped."""
 
 
 def switch_key(chat_id: ChatId) -> str:
-    """Return the key of the note that stores whether a chat has chosen reactions: `on` or `off`."""
+    """Return the key of the note that stores a chat's choice: `on` or `off`."""
     return f"reactions.{chat_id}"
 
 
@@ -48,11 +49,11 @@ class ReactionHandler:
     gates: GateRegistry
     group: asyncio.TaskGroup
     is_on: Callable[[], bool]
-    """Returns the setting for chats that have chosen nothing."""
+    """Returns the setting, which applies to chats without a choice of their own."""
     has_access: Callable[[UserRef], bool]
     _tasks: set[asyncio.Task[bool]] = field(default_factory=set, init=False)
     _pauses: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict, init=False)
-    """Monotonic end of the pause of each chat in which a sign failed, with the reason if the platform refused it."""
+    """Pauses by chat: the monotonic time at which each ends, and the reason if the platform refused a sign."""
 
     def show_soon(self, chat_id: ChatId, chat: ChatKey, signed: SignedMessage) -> None:
         """Set a sign without waiting for it."""
@@ -77,7 +78,7 @@ class ReactionHandler:
                     return await adapter.react(chat, signed)
         except RateLimited:
             return False
-        except Exception as error:  # also a bug in an SDK, which must not end the daemon
+        except Exception as error:  # includes bugs in an SDK, which must not end the daemon
             is_refused = isinstance(error, MessageRejected | ChatUnreachable)
             seconds, reason = (REFUSED_SECONDS, str(error)) if is_refused else (FAILED_SECONDS, "")
             self._pauses[place] = time.monotonic() + seconds, reason
@@ -106,13 +107,13 @@ class ReactionHandler:
             await self.store.write(inbox.advance_cursor, cursor)
 
     async def faults(self) -> list[str]:
-        """Return a sentence for each reason why reactions do not work in some chats."""
-        advice = "Allow reactions there, or give the bot the permission to add them."
+        """Return sentences about the chats in which reactions do not work, and why."""
+        advice = "Allow reactions in that chat, or give the bot permission to add them."
         refused = [(*at, why) for at, (ends, why) in self._pauses.items() if why and ends > time.monotonic()]
         found = [f"The bot's reactions were refused in {name}:{ref} ({why}). {advice}" for name, ref, why in refused]
         with suppress(TimeoutError, HermesError):
             async with asyncio.timeout(10.0):
                 for group in await self.store.read(load_groups) if self.is_on() else ():
                     if (adapter := self.adapters.of(group)) is not None and not await adapter.sees_reactions(group):
-                        found.append(f"The bot gets no reactions of people in {group.name}. Make it an admin there.")
+                        found.append(f"The bot does not receive people's reactions in {group.name}. Make it an admin.")
         return found

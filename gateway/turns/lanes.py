@@ -383,7 +383,7 @@ class LaneRegistry:
 def _refuse(
     db: Connection, rows: Sequence[InboxRow], state: InboxState, sentence: str, dedupe_key: str, now: Millis
 ) -> None:
-    """Settle rows of one sender without a turn. Store `sentence` as the reply to the first row that is no notice."""
+    """Settle rows of one sender without a turn. Store `sentence` as the reply to the first row that is not a notice."""
     for row in rows:
         if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
             reply = Reply(chat_id=row.chat_id, kind=OutboxKind.ERROR, markdown=sentence, dedupe_key=dedupe_key)
@@ -405,7 +405,7 @@ def _start_turn(
 
 
 def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow], bool]:
-    """Return the open turn or the waiting rows, and True if a message that never began a turn has left parts."""
+    """Return the open turn or the waiting rows, and True if there are document parts of a message without a turn."""
     turn = find_open_turn(db, chat_id)
     rows = inbox.load_waiting(db, chat_id) if turn is None else []
     scheduled = {row.id for row in rows if row.payload.via is InputKind.SCHEDULED}

@@ -50,7 +50,7 @@ class StepLine:
         load: Callable[[], Awaitable[StepLevel]] = _short,
         redact: Callable[[str], str] = redact,
     ) -> None:
-        """`began`: start of the turn on the monotonic clock. `load` loads the chat's level, and is called once."""
+        """`began`: start of the turn on the monotonic clock. `load` loads the chat's level. It is called only once."""
         self.version = 0
         """Number of changes. It shows whether a line is out of date."""
         self._load, self._redact = load, redact

@@ -1,8 +1,8 @@
 """Transcription of recordings, and voice messages that speak an answer, by the configured audio models.
 
 A single transaction stores the transcript in the waiting message and records the cost. A crash neither loses the
-transcript nor causes a second charge. The same is true for the recording of an answer: it is stored before it is sent.
-Its outbox row is stored together with the answer, and the delivery asks for the recording.
+transcript nor causes a second charge. The same is true for the recording of an answer, which is stored before it is
+sent. Its outbox row is stored together with the answer. The delivery then starts the recording.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Clock, IncomingAttachment, Millis, OutboundPart, OutboxId
 from platforms.markdown import parser
 
-if TYPE_CHECKING:  # this import loads an SDK, so do not do it at run time
+if TYPE_CHECKING:  # loads an SDK, so it is imported only for type checks
     from agent.model.audio import SpeechClient, TranscriptionClient
 
 log = structlog.get_logger()
@@ -59,9 +59,9 @@ C = TypeVar("C", bound=BaseClient[Any])  # Any: either audio model
 MAX_MINUTES = 10
 """Maximum length of a recording in minutes. Providers bill transcription by the minute."""
 MAX_SPOKEN = 1_500
-"""Maximum number of characters that are spoken. They take about a minute and a half."""
+"""Maximum number of characters to speak, which takes about a minute and a half."""
 PULSE_SECONDS = 4.0
-"""Seconds between two signals that a recording is being made, and two checks that it is still wanted."""
+"""Seconds between updates that show that a recording is being made. Each also checks that it is still wanted."""
 PART_ONLY = "The recording contains only the beginning. The text above is complete."
 NOT_SENT = "(The voice message could not be sent here. The text above is complete.)"
 NOT_RECORDED = "I could not record a voice message for this answer. The text above is complete."
@@ -76,7 +76,7 @@ class AudioHandler(Generic[C]):
     clock: Clock
     make_client: Callable[[Config], C]
     _clients: list[C] = field(default_factory=list, init=False)
-    """Clients, the current one last. Shortly after a reload, older clients can still be in use."""
+    """Clients, with the current one last. Older clients can be in use for a short time after a reload."""
     _inputs: object = field(default=None, init=False)
 
     async def close(self) -> None:
@@ -204,13 +204,13 @@ class VoiceRecorder(AudioHandler["SpeechClient"]):
     """Chats that were told about a failure since their last recording."""
 
     def begin(self, row: OutboxRow) -> None:
-        """Record a voice message in the background, unless this has begun already."""
+        """Start to record a voice message in the background, unless the recording has already started."""
         if row.id not in self._tasks:
             task = self._tasks[row.id] = asyncio.create_task(self._run(row), name=f"voice-{row.id}")
             task.add_done_callback(lambda _: self._tasks.pop(row.id))
 
     async def cancel(self) -> None:
-        """Cancel all recordings. The process that sends the voice messages begins them again."""
+        """Cancel all recordings. The process that later sends the voice messages records them again."""
         await cancel_all(list(self._tasks.values()))
 
     async def _run(self, row: OutboxRow) -> None:
@@ -222,7 +222,7 @@ class VoiceRecorder(AudioHandler["SpeechClient"]):
                     failure = ""
             except StateError:
                 raise
-            except Exception as error:  # also a bug or a full disk, because each new attempt would cost money
+            except Exception as error:  # includes bugs and full disks, because each new attempt would cost money
                 failure, notice = f"{type(error).__name__}: {error}", NOT_RECORDED * (row.chat_id not in self._told)
                 self._told.add(row.chat_id)
                 is_bug = not isinstance(error, ModelError | OSError)
@@ -234,7 +234,7 @@ class VoiceRecorder(AudioHandler["SpeechClient"]):
             log.warning("speech.delayed", chat_id=row.chat_id, error=str(error))
 
     async def _record(self, row: OutboxRow) -> bool:
-        """Record and store a voice message. Return False if it is not wanted. Raises `ModelError`."""
+        """Record and store a voice message. Return False if it is no longer wanted. Raises `ModelError`."""
         answer = await self.store.read(load_words, row.id)
         words, is_whole = await asyncio.to_thread(spoken_text, answer or "")
         if not words or self.runtime.config.voice.mode == "never":
@@ -298,7 +298,7 @@ _URL = re.compile(r"\b(?:https?://|www\.)\S+")
 
 
 def spoken_text(markdown: str) -> tuple[str, bool]:
-    """Return the words of an answer, and True if they are not cut. Code, tables, images and addresses are left out."""
+    """Return the text to speak, without code blocks, tables, images and addresses, and True if it is complete."""
     lines = (" ".join(_URL.sub("", _words(block)).split()) for block in parser().parse(markdown))
     text = "\n".join(line if _LINE_END.search(line) else f"{line}." for line in lines if re.search(r"\w", line))
     if len(text) <= MAX_SPOKEN:

@@ -142,7 +142,7 @@ def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> lis
 
 
 def load_beside(db: Connection, hits: Sequence[FoundMessage], turn_id: TurnId) -> dict[MessageId, Transcript]:
-    """Load the messages next to each hit in its conversation: one before and one after, without those of the turn."""
+    """Load the messages before and after each hit in its conversation, without the messages of the turn."""
     beside = neighbours(match_reader(db, turn_id=turn_id), [hit.message_id for hit in hits], 1)
     return {
         MessageId(row_id): tuple(load_message(db, MessageId(other)) for other in others if other is not None)
@@ -192,7 +192,7 @@ def snippet_of(text: str, query: str) -> str:
 
 
 def _wanted(parsed: Query | None) -> tuple[Term, ...]:
-    """Return the terms that a snippet shows: for a question, the forms of the words that say what it is about."""
+    """Return the terms that a snippet shows. For a question, these are the forms of its content words."""
     if parsed is None or not parsed.words:
         return parsed.wanted if parsed is not None else ()
     return tuple(chain(*map(forms_of, content_words(parsed.words))))

@@ -1,4 +1,4 @@
-"""Words with a similar spelling, for words of a query that no message contains."""
+"""Words with a similar spelling. They replace words of a query that no message contains."""
 
 from collections.abc import Iterator, Sequence
 

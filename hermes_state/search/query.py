@@ -17,7 +17,7 @@ from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, folded, 
 
 MAX_TERMS = 32  # maximum number of words in a query; a pasted page is not a query
 QUESTION_WORDS = 4
-"""Minimum number of unquoted words in a question. Quotes in it name something, such as a title. They are not exact."""
+"""Minimum number of unquoted words in a question. Quotes in a question mark a name or title, not an exact phrase."""
 
 
 _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])|(?P<word>[^\s"()]+)')

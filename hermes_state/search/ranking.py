@@ -107,7 +107,7 @@ class MatchReader(ABC):
         return [Candidate(*row) for row in self.db.execute(query, (self.since or 0,)).fetchall()]
 
     def weight(self, ids: Sequence[int]) -> float:
-        """Return the weight of a term from the ids of its newest matches: the rarer a term, the more it says."""
+        """Return the weight of a term from the ids of its newest matches. Rare terms weigh more."""
         count = max(self._size, float(len(ids)))
         frequency = float(len(ids))
         if len(ids) == RANKED_HITS:  # assume that older messages match as often

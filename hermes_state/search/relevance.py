@@ -1,7 +1,7 @@
-"""Ranking for questions: any of the words counts, in any of its forms, and so do who said it, when, and what is next.
+"""Ranking for questions: by the words in all their forms, the speaker, the date, and the neighbouring messages.
 
-What a question asks for was often said in other words, and the answer is often in the next message. So each message
-lends a share of its score to its neighbours.
+An answer often has other words than the question, and is often in the next message. So good matches lend a share of
+their score to their neighbours.
 """
 
 import heapq
@@ -15,19 +15,19 @@ from hermes_state.search.words import Dates, Forms, bare_word, content_words, da
 from hermes_state.store.segment import folded
 
 POOL = 300
-"""Number of candidates whose texts are read. They are chosen by the weights of the words that they contain."""
+"""Number of candidates whose texts are read. Those whose words have the highest weights are chosen."""
 SPOKEN = 300
-"""Number of newest messages of people in which a query's names are looked up."""
+"""Number of newest messages of people whose senders are compared with the names in a query."""
 LENDERS = 60
 """Number of best candidates that lend a share of their score to their neighbours."""
 SHARES = (0.6, 0.4, 0.25)
 """Shares of a message's score for the next message on each side, the one after that, and so on."""
 LEAST = 0.3
-"""Score that a message without any of the words needs to be found, as a share of the best score."""
+"""Minimum score of a message that contains none of the words, as a share of the best score."""
 ALL_WORDS, BY_A_PERSON, BY_THE_NAMED, AT_THE_TIME = 0.25, 0.3, 0.3, 0.5
-"""Bonuses, as shares of the score: for all words, for who said it, and for the month or year when it was said."""
+"""Bonuses, as shares of the score: all words, a person's message, a named speaker, and a named month or year."""
 NAME_WEIGHT = 0.2
-"""Share of its weight that a speaker's name keeps in a text, where it often only addresses the speaker."""
+"""Factor for the weight of a speaker's name in a text, because a name in a text often only addresses that person."""
 
 # Purpose: load one neighbour of a message in its conversation.
 _BESIDE = """(SELECT n.id FROM messages n WHERE n.lineage_id = c.lineage_id AND n.indexed = 1 AND n.role <> 'tool'
@@ -47,7 +47,7 @@ def relevant(
 ) -> list[tuple[int, float]]:
     """Return the ids and scores of the messages that probably answer a query.
 
-    `words`: the ids of the newest messages with each word that says what the query is about. `speakers`: the words that
+    `words`: the content words, each with the ids of the newest messages that contain it. `speakers`: the words that
     name people, as returned by `named_speakers`. `typed`: all words of the query.
     """
     names = {forms: [*speakers[name]] for name in speakers if (forms := forms_of(name)) in words}
@@ -65,7 +65,7 @@ def relevant(
 
     def score(row: Candidate) -> float:
         chance = chances.get(row.id, 0.0)
-        # The words can be after the beginning of the text that is read, and a speaker's name is not in the text.
+        # A word can be in the part of the text that is not read, and the name of the speaker is not in the text at all.
         best = max(sum(scores[row.id]), chance * (1 if len(words) == len(names) else 0.1))
         bonus = 1 + ALL_WORDS * (chance >= all_words and len(words) > 1) + BY_A_PERSON * (row.role == "user")
         return best * bonus * (1 + BY_THE_NAMED * (row.sender_name in named)) * (1 + AT_THE_TIME * _is_at(row, dates))
@@ -83,7 +83,8 @@ def _chances(
 ) -> dict[int, float]:
     """Return the candidates, each with the sum of the weights of its words.
 
-    A speaker's name is also in what the speaker said about another word. Alone, it finds everything that they said.
+    A message from a named speaker counts as containing the name if it contains another word of the query. If the query
+    has only names, all messages of the speakers are candidates.
     """
     found = {forms: set(ids) for forms, ids in words.items()}
     frequent = [forms for forms, ids in words.items() if len(ids) == RANKED_HITS]
@@ -101,7 +102,7 @@ def _chances(
 
 
 def named_speakers(matches: MatchReader, typed: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Return the words that name people, each with what they said among the newest messages: ids and full names."""
+    """Return the words that name people, each with the ids of their newest messages and the full names."""
     ids = matches.newest(None, SPOKEN) if re.search(r"[^\W\d_]", " ".join(typed)) else []
     query = f"SELECT id, sender_name FROM messages WHERE sender_name IS NOT NULL AND id IN ({_listed(ids)})"
     said: dict[str, list[int]] = {}
@@ -111,7 +112,7 @@ def named_speakers(matches: MatchReader, typed: Sequence[str]) -> dict[str, dict
     for name, rows in said.items():
         parts, folded_parts = name.split(), folded(name).split()
         for word in typed:
-            # A name that is an ordinary word counts only as it is written.
+            # A name that is also a stop word counts only if upper and lower case match.
             if word.strip(".,:;!?") in parts or (word in content and bare_word(word) in folded_parts):
                 named.setdefault(word, {}).update(dict.fromkeys(rows, name))
     return named
@@ -125,7 +126,7 @@ def _is_at(row: Candidate, dates: Dates) -> bool:
 
 
 def _with_neighbours(matches: MatchReader, scores: Mapping[int, list[float]]) -> dict[int, list[float]]:
-    """Return the scores of messages and of their neighbours. A message has a word's score, or the best share of it."""
+    """Return the scores of messages and their neighbours. Each word's score is the message's own or the best share."""
     total = {row_id: [*by_word] for row_id, by_word in scores.items()}
     lenders = heapq.nlargest(LENDERS, scores, key=lambda row_id: (sum(scores[row_id]), row_id))
     for row_id, beside in neighbours(matches, lenders, len(SHARES)):
@@ -137,7 +138,7 @@ def _with_neighbours(matches: MatchReader, scores: Mapping[int, list[float]]) ->
 
 
 def neighbours(matches: MatchReader, ids: Sequence[int], reach: int) -> Iterator[tuple[int, list[int | None]]]:
-    """Yield each message with its neighbours: `reach` before it, nearest first, and then as many after it."""
+    """Yield each message with its neighbours: `reach` messages before it, nearest first, then as many after it."""
     sides = ("n.id < c.id ORDER BY n.id DESC", f"n.id > c.id AND n.id < {matches.before} ORDER BY n.id")
     columns = ",".join(_BESIDE.format(side, distance) for side in sides for distance in range(reach))
     query = f"SELECT c.id, {columns} FROM messages c WHERE c.id IN ({_listed(ids)})"

@@ -1,6 +1,6 @@
-"""Words of a question: which of them say what it is about, in which forms they occur, and which dates they name.
+"""Words of a question: its content words, their forms, and the dates that they name.
 
-Forms are found as prefixes or as lists of words, so the index contains words as they were written.
+Forms are searched as prefixes or as lists of words, so the index needs only the words as people wrote them.
 """
 
 import re
@@ -18,7 +18,7 @@ Forms: TypeAlias = tuple[Term, ...]
 """Forms of one word. A message contains the word if it contains any of them."""
 
 MIN_STEM = 4
-"""Minimum length of a stem. Shorter ones are the beginning of too many other words."""
+"""Minimum length of a stem. Too many other words begin with a shorter one."""
 
 _WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _WORDS["stop_words"].items()}
@@ -36,7 +36,7 @@ _ELISIONS = frozenset(("l", "d", "j", "m", "t", "s", "n", "c", "qu"))  # before 
 
 
 def bare_word(word: str) -> str:
-    """Fold a typed word, without punctuation around it, a possessive or a contraction.
+    """Fold a typed word, and remove the punctuation around it, possessives and contractions.
 
     >>> bare_word("(Ada's)"), bare_word("l'église,"), bare_word("foo_bar.baz")
     ('ada', 'eglise', 'foo_bar.baz')
@@ -51,7 +51,7 @@ def bare_word(word: str) -> str:
 def content_words(words: Sequence[str]) -> list[str]:
     """Return the words that say what a question is about, or all words if there are no others.
 
-    English stop words are left out, and those of another language if it has at least two of the words.
+    English stop words are left out. So are the stop words of another language if the question has at least two of them.
     """
     bare = [bare_word(word) for word in words]
     counts = {language: sum(word in known for word in bare) for language, known in _STOP_WORDS.items()}

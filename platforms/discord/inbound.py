@@ -125,7 +125,7 @@ class EventReader:
         )
 
     def reaction(self, payload: discord.RawReactionActionEvent) -> values.ReactionEvent | None:
-        """Read a thumb that a person set or removed. Return None for our own reactions and other emoji."""
+        """Read a thumb that a person set or removed. Return None for the bot's own reactions and for other emoji."""
         value = values.THUMBS.get((payload.emoji.name or "")[:1])  # a skin tone can follow
         if value is None or payload.user_id == self._bot_id:
             return None

@@ -50,7 +50,7 @@ add_formulas(_PARSER)
 def render(text: str, limit: int = LIMIT, tables: TableStyle = "list") -> tuple[OutboundPart, ...]:
     """Render Markdown as one or more visible parts within `limit` UTF-16 units, with balanced code fences.
 
-    Tables and code blocks of every kind become blocks between three backticks, and wide tables become lists.
+    Wide tables become lists. Other tables and all code blocks become blocks between three backticks.
     """
     clean = with_newlines(well_formed(text))
     lines = clean.split("\n")
@@ -88,14 +88,12 @@ def render(text: str, limit: int = LIMIT, tables: TableStyle = "list") -> tuple[
 def _code(token: Token, rows: Sequence[str]) -> tuple[str, Sequence[str], str]:
     """Return the opening line, content and closing line of code, of a table with `rows`, or of a formula."""
     language, lines = ("", shown(token).split("\n")) if token.type == "formula" else code_of(token)
-    safe = [
-        re.sub("(?<=``)(?=`)", "\u200b", line) for line in rows or lines
-    ]  # so that no line of the code ends the block
+    safe = [re.sub("(?<=``)(?=`)", "\u200b", line) for line in rows or lines]  # so that the code cannot end the block
     return f"```{language}", safe, "```"
 
 
 def _listed_lines(items: Listed, caption: str, indent: str) -> Iterator[list[str]]:
-    """Yield the Markdown of each row of a wide table. The first row also shows the header of the titles."""
+    """Yield the Markdown of each row of a wide table. Above the first row is the header of the title column."""
     lines = [indent + re.sub("^(?=[#>-])", r"\\", f"{_cell(caption)}:")] if caption else []
     for title, values in ((_cell(title), values) for title, values in items):
         lines.append(indent + (title if "**" in title else f"**{title}**"))

@@ -140,7 +140,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
     def _add(self, item: MenuCommand) -> None:
         """Add a command. A command with actions becomes a group of sub-commands, such as `/memory me add`."""
         # Everyone sees every command, because Discord does not know people's roles in the gateway. Default permissions
-        # would hide commands from an admin of the bot who has no such permission in the server.
+        # would hide admin commands from bot admins without these permissions in the server.
         mark = " (admins)" if item.is_admin_only else ""
         name, description = item.name.lower(), _short(item.description or item.name, 100 - len(mark)) + mark
         if not item.actions:
@@ -203,7 +203,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         return interaction.guild_id is not None and line[1:].partition(" ")[0] in self._private
 
     async def _defer(self, interaction: Interaction, *, is_private: bool, thinking: bool) -> None:
-        """Acknowledge an interaction and open its ticket. Whether the answer is private cannot change later."""
+        """Acknowledge an interaction and open its ticket. `is_private` cannot change afterwards."""
         if (ticket := self._tickets.open(interaction, is_private=is_private)) is None:
             return  # Discord would refuse a second acknowledgement, and the first is still valid
         try:
@@ -227,7 +227,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         kind = self._buttons.kind_of(data)
         # Only the interaction can edit a private message. A public page is edited like any other message.
         is_page = kind is InputKind.PAGE and message is not None and message.flags.ephemeral
-        line = data.partition(":")[2]  # a hash is the name of no command
+        line = data.partition(":")[2]  # a hash does not match any command name
         if is_page or (kind is InputKind.BUTTON and self._is_private(interaction, line)):
             await self._defer(interaction, is_private=True, thinking=not is_page)
         else:

@@ -212,7 +212,7 @@ async def _at_start() -> AsyncIterator[None]:
 def _menus(items: Sequence[MenuCommand], admins: frozenset[str]) -> dict[str, tuple[BotCommandScope, list[BotCommand]]]:
     """Return all menus by name. In a direct chat, an admin's menu lists all commands.
 
-    The administrators of a group have no menu, because they have no rights in the gateway.
+    Administrators of a Telegram group get no menu of their own, because this role gives them no rights in the gateway.
     """
     direct = [item for item in items if item.place != "groups"]
     everybody = [item for item in direct if not item.is_admin_only]
@@ -262,7 +262,7 @@ async def _publish_menus(
     for name in before.keys() - wanted.keys():
         try:
             await sdk.delete_my_commands(BotCommandScopeChat(int(name)))
-        except TelegramError as error:  # until it is deleted later, the menu grants no rights
+        except TelegramError as error:  # a later attempt deletes the menu; until then, it grants no rights
             now |= {} if isinstance(error, BadRequest) else {name: ""}
     if now != before:
         await store.write(save_note, key, " ".join("=".join(one) for one in now.items()))

@@ -155,7 +155,7 @@ class UpdateReader:
         )
 
     def _reaction(self, changed: telegram.MessageReactionUpdated) -> values.ReactionEvent | None:
-        """Read a person's new thumb, or the one that was removed. Return None for other emoji and anonymous people."""
+        """Read the thumb that a person set or removed. Return None for other emoji and for anonymous people."""
         old, new = (
             {values.THUMBS.get(one.emoji, 0) for one in reactions if isinstance(one, telegram.ReactionTypeEmoji)} - {0}
             for reactions in (changed.old_reaction, changed.new_reaction)

@@ -49,7 +49,7 @@ _SIGNS = {
     Sign.FAILED: ReactionEmoji.BROKEN_HEART,
     Sign.EDITED: ReactionEmoji.WRITING_HAND,
 }
-"""Emoji of the signs. Bots can use only 73 emoji, and no check mark or cross is among them."""
+"""Emoji of the signs. Bots can use only 73 emoji, which include neither a check mark nor a cross."""
 
 _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # Telegram would preview only one of many links
 
@@ -189,7 +189,7 @@ class TelegramSender:
         if send is not None:
             try:
                 return await _answered(send(chat_id, upload, **about), unless=_TOPIC_GONE)
-            except MessageRejected as error:  # wrong proportions, or a person who accepts no voice messages
+            except MessageRejected as error:  # unsupported proportions, or the person accepts no voice messages
                 log.info("telegram.sent_as_document", reason=str(error))
         return await _answered(bot.send_document(chat_id, upload, **about), unless=_TOPIC_GONE)
 

@@ -80,7 +80,7 @@ def _split(text: str, over: Sequence[MessageEntity], splitter: Splitter) -> Iter
     while start < len(text):
         near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # the rest cannot belong to this piece
         formatted = near[PART_ENTITIES].offset - unit if len(near) > PART_ENTITIES else PART_UNITS
-        limit = formatted if 200 <= formatted < PART_UNITS else PART_UNITS  # do not shorten a part only for formatting
+        limit = formatted if 200 <= formatted < PART_UNITS else PART_UNITS  # formatting must not shorten a part
         end, head, _ = splitter.next_piece(start, limit)
         visible = text[start:end].rstrip()
         if _is_visible(visible):
@@ -94,7 +94,7 @@ def _split(text: str, over: Sequence[MessageEntity], splitter: Splitter) -> Iter
 def _clipped(entities: Sequence[MessageEntity], first: int, last: int, added: int) -> list[MessageEntity]:
     """Return the entities between two UTF-16 positions, clipped to this range, with offsets from its start.
 
-    `added` units are put before the range: the header of the table that is cut there.
+    `added`: length of the table header that is repeated before the range, in UTF-16 units.
     """
     ends = ((one, max(one.offset, first), min(one.offset + one.length, last)) for one in entities)
     clipped = [replace(one, offset=a - first + added, length=b - a) for one, a, b in ends if a < b]
@@ -121,7 +121,7 @@ class _EntityWriter:
         self._lines, self._tables = lines, tables
         self._units = self._length = self._newlines = 0
         self._begun: list[MessageEntity] = []
-        self._starts: list[int] = []  # index of the first character of each begun entity
+        self._starts: list[int] = []  # index of the first character of each open entity
         self._titles: list[tuple[int, str]] = []
         self._numbers: list[int | None] = []
         """Number of the next item of each open list; None for a bulleted list."""

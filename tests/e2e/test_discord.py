@@ -137,7 +137,7 @@ async def test_a_mention_in_a_channel_is_answered_and_a_lost_acknowledgement_sho
     discord_world: World,
 ) -> None:
     world = discord_world
-    await ready(world, HERMES_MODEL__STREAMING="false")  # a preview would take the fault of the answer
+    await ready(world, HERMES_MODEL__STREAMING="false")  # the fault must hit the answer, not a preview
     await say(world, "just talking", channel="general")
     await say(world, "hello bot", channel="general", mention=True)
     [reply] = await sent(world, 1)

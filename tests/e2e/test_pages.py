@@ -29,7 +29,7 @@ async def test_a_list_turns_its_pages_in_place_even_after_a_restart(world: World
     await say(world, "/queue")
     first = await shows(world, r"\n10\. \S+: item 10$")
     assert labels(first) == ["More"]
-    await world.until_rows("SELECT count(*) FROM outbox WHERE settled_at IS NULL", (0,))  # else it is sent again
+    await world.until_rows("SELECT count(*) FROM outbox WHERE settled_at IS NULL", (0,))  # otherwise it is sent again
     await world.gateway.kill()
     await world.gateway.start()
     await press(world, "More", user_id=43)

@@ -1,4 +1,4 @@
-"""Reactions: signs of the bot on people's messages, and thumbs of people on its answers."""
+"""Reactions: the bot's signs on people's messages, and people's thumbs on its answers."""
 
 import json
 import sqlite3
@@ -154,7 +154,7 @@ async def test_the_end_of_a_long_turn_is_marked(room: Room, *, fails: bool) -> N
 
 
 def grow_old(world: World) -> None:
-    """Let the running turn have begun more than a minute ago."""
+    """Pretend that the running turn began more than a minute ago."""
     file = world.home / "state.db"
     opened = PostgresConnection.open(world.address) if world.address else sqlite3.connect(file, isolation_level=None)
     with closing(opened) as db:
@@ -200,7 +200,7 @@ async def test_telegram_reports_reactions_in_groups_only_to_admins_which_doctor_
     [sent] = await world.tg.get("sent", method="sendMessage", chat_id=GROUP)
     thumb = {"chat_id": GROUP, "message_id": sent["message_id"], "user_id": 42, "emoji": ["👍"]}
     assert (await world.tg.post("reaction", thumb))["update"] is None
-    assert f"gets no reactions of people in telegram:{GROUP}" in (await world.command_line("doctor"))[1]
+    assert f"does not receive people's reactions in telegram:{GROUP}" in (await world.command_line("doctor"))[1]
     await world.tg.post("chat", {"chat_id": GROUP, "is_admin": True})
     anonymous = {"chat": {"id": GROUP, "type": "supergroup", "title": "G"}, "message_id": sent["message_id"], "date": 1}
     anonymous |= {
@@ -212,4 +212,4 @@ async def test_telegram_reports_reactions_in_groups_only_to_admins_which_doctor_
     for person in (42, 99, 43):  # 99 has no access
         await world.tg.post("reaction", {**thumb, "user_id": person, "emoji": ["❤", "👍"]})
     await world.until_rows("SELECT person FROM ratings ORDER BY person", ("telegram:42",), ("telegram:43",))
-    assert "no reactions of people" not in (await world.command_line("doctor"))[1]
+    assert "receive people's reactions" not in (await world.command_line("doctor"))[1]

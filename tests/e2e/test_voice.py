@@ -1,4 +1,4 @@
-"""Voice messages become words where that is configured, and answers become voice messages."""
+"""Voice messages become text, and answers become voice messages, if audio models are configured."""
 
 import pytest
 

@@ -252,7 +252,7 @@ async def _react(telegram: Telegram, bot: Bot, method: str, params: Json) -> boo
     if len(chosen) > 1:
         raise bad("REACTIONS_TOO_MANY")
     telegram.flood.check(message["chat"]["id"], telegram.config["flood"])
-    await telegram.record(method, params, None, emoji="".join(chosen))  # without the text, which is a person's
+    await telegram.record(method, params, None, emoji="".join(chosen))  # without the text that a person wrote
     return True
 
 

@@ -35,7 +35,7 @@ _WHOLE = {
 
 
 def answer(seed: int) -> str:
-    """Return a random answer. Every word has a number of its own."""
+    """Return a random answer. Every word has its own number."""
     chosen = random.Random(seed)
 
     def sentence() -> str:

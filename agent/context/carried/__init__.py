@@ -2,8 +2,8 @@
 
 A record is the text that replaces older messages: a summary, followed by these sections.
 
-`sections.py` writes the sections. `rules.py` and `facts.py` choose the lines for them from the earlier record and from
-the rows that leave the view. `phrases.py` recognises rules in eleven languages, and `preferences.py` preferences and
+`sections.py` writes the sections. `rules.py` and `facts.py` choose their lines from the earlier record and from the
+rows that leave the view. `phrases.py` recognises rules in eleven languages. `preferences.py` recognises preferences and
 decisions. `audit.py` removes invented lines from a summary.
 
 >>> from agent.context.carried.rules import Rule

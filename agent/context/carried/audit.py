@@ -16,7 +16,7 @@ from hermes_state.values import Millis, Transcript, recall_id
 log = structlog.get_logger()
 
 MIN_VAGUE_PERCENT = 35
-"""Share of words without meaning in a summary that says nothing. A good summary has less than 15 %."""
+"""Minimum percentage of vague words in a vague summary. A good summary has less than 15 %."""
 MIN_SECTION_WORDS = 4  # a section with fewer words counts as empty
 PIECE_CHARACTERS = 50_000
 """Length of the pieces in which text is searched for identifiers: short, because each search blocks all threads."""
@@ -43,9 +43,9 @@ def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
 
 
 def _is_vague(text: str, rows: Transcript) -> bool:
-    """Return True if most words of a summary say nothing, and it has fewer than three names or identifiers of the rows.
+    """Return True if a summary has many vague words, and fewer than three names or identifiers of the rows.
 
-    The words are known for four languages (`vague` in `phrases.toml`).
+    `phrases.toml` lists the vague words of four languages (`vague`).
     """
     words = [word for word in _WORD.findall(text) if any_of("common").fullmatch(word) is None]
     said_little = sum(any_of("vague").fullmatch(word) is not None for word in words)

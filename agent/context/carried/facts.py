@@ -3,11 +3,11 @@
 Lines from people are chosen first, then answers, then arguments of tool calls, then tool results and documents. Within
 each kind, important ("weighty") lines come first, and newer lines before older ones. If several lines differ only in a
 value, the newest is chosen. A line that tells of a change replaces older lines of the same person about the same
-matter. Any room left is filled with the older of these lines, and with lines whose identifiers are already listed.
+subject. Any room left is filled with lines that differ in a value, and with lines whose identifiers are listed.
 
-Whatever else people said has a room of its own, and any room that is left: newest first, short lines and questions
-last. In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as noise, and
-so is code that people paste.
+Other sentences of people get their own room, and any room that is left: newest first, short lines and questions last.
+In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as noise. Code that
+people paste is ignored, too.
 """
 
 import re
@@ -29,10 +29,10 @@ from hermes_state.values import Message, MessageRole, Origin, recall_id
 LINE_CHARACTERS = 170
 MIN_LINE_TOKENS = 8
 MAX_MISSES = 8
-"""Number of lines in a row that do not fit before the choice ends. Otherwise, all texts would be read in vain."""
+"""Number of successive lines that do not fit before the choice ends. This avoids reading all texts in vain."""
 SAME_MATTER_PERCENT = 60
 MIN_FACT_TOKENS, MAX_SAID_TOKENS = 3_000, 1_500
-"""Room for facts alone, and the limit of additional room for other sentences: a sixth of the rest of the room."""
+"""Room for facts only, and maximum additional room for other sentences: a sixth of the room beyond the former."""
 SAID_CHARACTERS = 300
 MIN_SAID_TOKENS = 16
 MIN_SAID_WORDS = 2
@@ -40,7 +40,7 @@ INFORMATIVE_WORDS = 5
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
 """Rank of each kind of speaker. Lines with a lower rank are chosen first."""
 MAX_NEAR = 40
-"""Number of lines with the same word that are compared with a new line."""
+"""Maximum number of lines with the same word to compare with a new line."""
 _FIRST_MACHINE = 2
 """Lowest rank in `SPEAKERS` of text that a program wrote."""
 _REACH = 60
@@ -88,7 +88,7 @@ _NAME = re.compile(
     r"|Feb(?:ruary?)?|Mar(?:ch)?|März|Apr(?:il)?|May|Mai|Jun[ei]?|Jul[yi]?|Aug(?:ust)?|Sept?(?:ember)?|O[ck]t(?:ober)?"
     r"|Nov(?:ember)?|De[cz](?:ember)?)\b)(?=[^\W\d_a-z])[^\W_]{3,}"
 )
-"""Names, but not weekdays and months: what is said about one person or thing is not true of another."""
+"""Names, except weekdays and months. A line about one person or thing does not replace a line about another."""
 _without_hex = methodcaller("rstrip", "abcdefABCDEF")
 _Patterns: TypeAlias = Sequence[tuple[str, re.Pattern[str]]]
 
@@ -118,11 +118,11 @@ class _Line(NamedTuple):
 
     @property
     def is_said(self) -> bool:
-        """True if a person's line is not a fact."""
+        """True if the line is from a person and is not a fact."""
         return bool(self.matter) and not self.is_weighty and not self.values
 
     def replaces(self, older: "_Line") -> bool:
-        """Return True if this line tells of a change of what an older line of the same speaker says."""
+        """Return True if this line reports a change of something that an older line of the same speaker says."""
         if self.fact.speaker != older.fact.speaker or older.values <= self.values or not self.matter:
             return False
         both, fewer = self.matter & older.matter, min(len(self.matter), len(older.matter))
@@ -211,7 +211,7 @@ class _Text:
 
     @property
     def said(self) -> Sequence[_Line]:
-        """What a person said besides facts: neighbouring sentences, joined to lines."""
+        """Sentences of a person that are not facts. Neighbouring sentences are joined to one line."""
         if self._said is None:
             found = (one_line(piece, SAID_CHARACTERS) for piece in self._pieces() if piece)
             pieces = (known_line(self.id, self.speaker, piece) for piece in found)
@@ -276,7 +276,7 @@ def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
 
 
 def _said_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
-    """Yield what people said besides facts, newest first: first long statements, then short ones and questions."""
+    """Yield people's sentences that are not facts: long statements, then short ones and questions, newest first."""
     newest = sorted(texts, key=lambda text: text.id, reverse=True)
     for is_informative in (True, False):
         for text in newest:
@@ -324,7 +324,7 @@ class _Choice:
         return False
 
     def add_said(self, lines: Iterator[tuple[_Line, _Text]], extra: int = 0) -> None:
-        """Add lines that are not facts, in `extra` tokens of room, or in the rest of the room."""
+        """Add lines that are not facts. They use `extra` tokens of room if given, otherwise the room that is left."""
         before, least = self._misses, self._room if extra else 0
         self._room, self._misses = self._room + extra, 0
         while self._room - least >= MIN_SAID_TOKENS and self._misses < MAX_MISSES:

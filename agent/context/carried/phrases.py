@@ -67,7 +67,7 @@ class Language:
 
     @cached_property
     def no_subject(self) -> re.Pattern[str]:
-        """Matches words that do not show what a preference is about."""
+        """Matches words that do not belong to the subject of a preference."""
         own = "|".join(re.escape(word.strip()) for word in self._table["choice_hints"])
         return re.compile(f"{own}|{_whole(self._table['common'])}")
 
@@ -191,12 +191,12 @@ def _whole(words: str) -> str:
 
 
 def stems(text: str) -> frozenset[str]:
-    """Return the stems of all longer words of a line. This is faster than `subject_words`, but keeps common words."""
+    """Return the stems of words of four or more letters. Faster than `subject_words`, but keeps common words."""
     return frozenset(word[:_STEM] for word in WORD.findall(text.lower()) if len(word) > 3 and not word.isdigit())
 
 
 def subject_words(text: str) -> frozenset[str]:
-    """Return the stems of all but very short words. For scripts without spaces, return pairs of adjacent characters."""
+    """Return the stems of words, without common and very short ones, or pairs of Chinese and Japanese characters."""
     found: set[str] = set()
     said = any_of("common").sub(" ", plain(text))
     for word in WORD.findall(normalize("NFC", re.sub(r"[\u0300-\u036f\u064b-\u0655]", "", normalize("NFKD", said)))):
@@ -209,7 +209,7 @@ def subject_words(text: str) -> frozenset[str]:
 
 @cache
 def choice_words() -> frozenset[str]:
-    """Return the stems of words that show that a clause is a preference, but not what it is about."""
+    """Return the stems of words that mark a clause as a preference, such as "prefer"."""
     return subject_words(" ".join(word for table in _stored().values() for word in table["choice_hints"]))
 
 

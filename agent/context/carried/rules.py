@@ -1,8 +1,8 @@
-"""Standing rules and preferences: requests that apply from now on, sentences that withdraw them, and choices.
+"""Standing rules and preferences: requests that apply from now on, withdrawals of rules, and what people prefer.
 
 A rule is quoted with the id of its message. In a shared chat, the quotation also names the speaker, and only the
 speaker can withdraw the rule. If it is unclear which rule a sentence withdraws, all rules stay. The sentence is listed
-as well, so the model can decide. Of several preferences of a person about one matter, only the newest is kept.
+as well, so the model can decide. If a person states several preferences about one subject, only the newest is kept.
 """
 
 import re
@@ -31,11 +31,11 @@ from hermes_state.transcripts import NOT_SAID_NOW
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
 
 MAX_RULES = 10
-"""Maximum number of rules, and of preferences, in one message."""
+"""Maximum number of rules in one message. The same limit applies to preferences."""
 MAX_PREFERENCES = 200
 SENTENCE_CHARACTERS = 400
 MIN_COMMON_PERCENT = 60
-"""Share of the shorter preference's words that two preferences about the same matter have in common."""
+"""Two preferences have the same subject if they share this percentage of the shorter one's words."""
 Kind: TypeAlias = Literal["rule", "take_back", "preference"]
 _QUOTED = re.compile(
     r"```.*?(?:```|\Z)|^[ \t]*>[^\n]*|\"[^\"\n]{1,400}\"|[“„][^“”\n]{1,400}[“”]|«[^»\n]{1,400}»|「[^」\n]{1,400}」"
@@ -107,7 +107,7 @@ def rules_and_preferences(
     redact: Redact,
     is_shared: bool,
 ) -> tuple[list[Rule], list[Preference]]:
-    """Return what `rules_in_force` returns, and the newest preference of each matter. The rows are read only once."""
+    """Return the result of `rules_in_force`, and the newest preference about each subject. Rows are read only once."""
     found = [*preferences]
     listed = {_key(rule): rule for rule in earlier}
 

@@ -52,7 +52,7 @@ def main(kind: str, charset: str, url: str, max_characters: int) -> int:
         if kind == "html" or (not kind and text.lstrip()[:1] == "<"):
             title, text = extracted(text, url)
             if sys.platform == "linux" and _peak_kb() > _FULL_KB:
-                return 4  # the parser leaves out content without an error when memory runs out
+                return 4  # when memory runs out, the parser leaves out content and raises no error
         result = {"title": title[:300], "text": text[:max_characters], "length": len(text)}
         sys.stdout.buffer.write(json.dumps(result).encode())
     except MemoryError:

@@ -13,15 +13,15 @@ from tests.gateway.helpers import ANN, BOSS, BOSS_CHAT, DIRECT, GROUP, Serve, Te
 HELP = """\
 **Conversation**
 /new /title /sessions /resume /history /compress /rules
-`/new Rome` starts one called “Rome”.
+`/new Rome` starts a conversation called “Rome”.
 
 **Answers**
 /stop /retry /undo /queue /steer /steps /approve /deny
-`/queue And by train?` asks this afterwards.
+`/queue And by train?` asks this after the current answer.
 
 **Memory and settings**
 /memory /todo /schedule /model /think /tools{group} /reactions
-`/memory me add I prefer metric units` makes me remember this about you.
+`/memory me add I prefer metric units` makes me remember that you prefer metric units.
 
 **About**
 {start}/help /status /usage /whoami
@@ -36,8 +36,8 @@ ADMINS = """
 NEW = """\
 `/new [title]`, `/reset`: start a new conversation; the old one is kept.
 - `title`: a title for the conversation
-In a shared chat, some of this is only for admins and moderators.
-Example: `/new Rome` starts one called “Rome”."""
+In a shared chat, only admins and moderators can use some of this.
+Example: `/new Rome` starts a conversation called “Rome”."""
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def buttons(gateway: TestGateway) -> dict[str, Button]:
 
 
 async def press(gateway: TestGateway, label: str, **place: object) -> str:
-    """Press a page button of the newest message, and return the text that now stands in its place."""
+    """Press a page button of the newest message, and return the text that replaced it."""
     chat = place.get("chat", DIRECT)
     (ref, _), button = [*gateway.adapter.visible[chat.chat_ref, chat.thread_ref].items()][-1], buttons(gateway)[label]
     via = InputKind.PAGE if button.turns_page else InputKind.BUTTON

@@ -1,4 +1,4 @@
-"""The words of an answer that are spoken."""
+"""The text of an answer that is spoken."""
 
 import pytest
 

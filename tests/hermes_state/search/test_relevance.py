@@ -1,4 +1,4 @@
-"""Search for questions: names, dates, forms of words, neighbours, and nothing of other chats."""
+"""Search for questions: names, dates, forms of words, neighbours, and no messages of other chats."""
 
 import random
 from collections.abc import Iterator

@@ -51,7 +51,7 @@ def test_the_newest_value_of_a_matter_replaces_the_older_one() -> None:
         redact=Redactor([SECRET]),
         is_shared=True,
     )
-    assert [fact.text for fact in bob] == [said[0], changed]  # Bob can speak of another flat
+    assert [fact.text for fact in bob] == [said[0], changed]  # Bob may mean another flat
 
 
 @pytest.mark.parametrize(

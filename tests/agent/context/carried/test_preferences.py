@@ -1,4 +1,4 @@
-"""Preferences and decisions: the clauses that are quoted, and the newest one of each matter."""
+"""Preferences and decisions: the clauses that are quoted, and the newest one about each subject."""
 
 from itertools import product
 from typing import Any
