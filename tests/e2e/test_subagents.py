@@ -174,7 +174,7 @@ async def test_they_are_no_conversations_of_the_chat(world: World) -> None:
     assert key not in str(world.query("SELECT key FROM sessions JOIN chats ON active_session_id = sessions.id"))
     await world.script_call("look back", "history_search", query="boat 001")
     await world.converse("look back")
-    assert "Nothing in this conversation matches" in (await world.visible())[-1]
+    assert "Nothing in this conversation or an earlier one" in (await world.visible())[-1]
     await world.converse("/lineage")
     assert re.search(rf"{key} .*, sub-agent of {parent}, ", (await world.visible())[-1])
     rows = await as_json(world, "lineage", parent)

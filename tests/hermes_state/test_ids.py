@@ -16,6 +16,7 @@ COMPARED = re.compile(r"\b(?:\w+_)?(?:row)?id (?:<|>)=? |\bmax\((?:\w+\.)?(?:row
 ONE_CHAT = "rows of one chat, turn or conversation"
 SQLITE = "SQLite's own full text, which one writer keeps"
 ALLOWED: Mapping[str, tuple[int, str]] = {
+    "agent/context/carried/choice.py": (2, ONE_CHAT),
     "agent/context/controller.py": (2, ONE_CHAT),
     "agent/tool_calls.py": (2, ONE_CHAT),
     "agent/tools/recall.py": (1, "one search: what is before and after its hits"),

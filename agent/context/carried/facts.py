@@ -12,35 +12,26 @@ people paste is ignored, too.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from operator import methodcaller
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
 from agent.context.carried.phrases import any_of, sentences, stems, weighty_words
-from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, speaker_name, without_thoughts
+from agent.context.excerpt import QUOTED_CHARACTERS, one_line, speaker_name, without_thoughts
 from agent.model.usage import estimated_text_tokens
 from hermes_state.values import Message, MessageRole, Origin, recall_id
 
 LINE_CHARACTERS = 170
-MIN_LINE_TOKENS = 8
-MAX_MISSES = 8
-"""Number of successive lines that do not fit before the choice ends. This avoids reading all texts in vain."""
 SAME_MATTER_PERCENT = 60
-MIN_FACT_TOKENS, MAX_SAID_TOKENS = 3_000, 1_500
-"""Room for facts only, and maximum additional room for other sentences: a sixth of the room beyond the former."""
 SAID_CHARACTERS = 300
-MIN_SAID_TOKENS = 16
 MIN_SAID_WORDS = 2
-INFORMATIVE_WORDS = 5
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
 """Rank of each kind of speaker. Lines with a lower rank are chosen first."""
-MAX_NEAR = 40
-"""Maximum number of lines with the same word to compare with a new line."""
 _FIRST_MACHINE = 2
 """Lowest rank in `SPEAKERS` of text that a program wrote."""
 _REACH = 60
@@ -107,7 +98,7 @@ class Fact:
         return f"- [{recall_id(self.id)} {self.speaker}] {self.text}"
 
 
-class _Line(NamedTuple):
+class FactLine(NamedTuple):
     fact: Fact
     is_weighty: bool
     size: int
@@ -121,7 +112,7 @@ class _Line(NamedTuple):
         """True if the line is from a person and is not a fact."""
         return bool(self.matter) and not self.is_weighty and not self.values
 
-    def replaces(self, older: "_Line") -> bool:
+    def replaces(self, older: "FactLine") -> bool:
         """Return True if this line reports a change of something that an older line of the same speaker says."""
         if self.fact.speaker != older.fact.speaker or older.values <= self.values or not self.matter:
             return False
@@ -137,9 +128,9 @@ class _Line(NamedTuple):
 
 
 @lru_cache(maxsize=1_024)  # cached, because each record repeats lines of the previous record
-def known_line(row_id: int, speaker: str, text: str) -> _Line:
+def known_line(row_id: int, speaker: str, text: str) -> FactLine:
     fact = Fact(id=row_id, speaker=speaker, text=text)
-    return _Line(
+    return FactLine(
         fact=fact,
         is_weighty=_holds(text, weighty_words(text)),
         size=estimated_text_tokens(fact.line) + 1,
@@ -150,7 +141,7 @@ def known_line(row_id: int, speaker: str, text: str) -> _Line:
 
 
 @dataclass(slots=True)
-class _Text:
+class FactSource:
     """Source text of facts: part of a row, or a line of the earlier record. Caches the lines that are worth quoting."""
 
     id: int
@@ -160,11 +151,11 @@ class _Text:
     _shapes: Sequence[str] | None = None
     _rare: Sequence[str] = ()
     _words: Collection[str] | None = None
-    _lines: Sequence[_Line] | None = None
-    _said: Sequence[_Line] | None = None
+    _lines: Sequence[FactLine] | None = None
+    _said: Sequence[FactLine] | None = None
 
     @classmethod
-    def earlier(cls, fact: Fact) -> "_Text":
+    def earlier(cls, fact: Fact) -> "FactSource":
         line = known_line(fact.id, fact.speaker, fact.text)
         words = (fact.text,) if line.is_weighty else ()
         if line.is_said:
@@ -204,13 +195,13 @@ class _Text:
         return self._words
 
     @property
-    def lines(self) -> Sequence[_Line]:
+    def lines(self) -> Sequence[FactLine]:
         if self._lines is None:
             self._lines = [known_line(self.id, self.speaker, line) for line in islice(self._quoted(), 12)]
         return self._lines
 
     @property
-    def said(self) -> Sequence[_Line]:
+    def said(self) -> Sequence[FactLine]:
         """Sentences of a person that are not facts. Neighbouring sentences are joined to one line."""
         if self._said is None:
             found = (one_line(piece, SAID_CHARACTERS) for piece in self._pieces() if piece)
@@ -238,149 +229,21 @@ class _Text:
                 yield from _quoted(piece.strip(), words, patterns)
 
 
-def facts_of(
-    earlier: Sequence[Fact], rows: Sequence[Message], *, limit: int, redact: Redact, is_shared: bool
-) -> tuple[Fact, ...]:
-    """Choose facts from the earlier record and from these rows, up to `limit` tokens. Return them oldest first."""
-    if limit < MIN_LINE_TOKENS:
-        return ()
-    texts: list[list[_Text]] = [[], [], [], []]
-    for text in chain(map(_Text.earlier, earlier), *(_texts(row, is_shared=is_shared) for row in rows)):
-        texts[text.rank].append(text)
-    while True:
-        chosen = _Choice(limit)
-        said = _said_first(texts[0])
-        for some in texts:
-            if chosen.is_full:
-                break
-            chosen.add(_best_first(some))
-            if some is texts[0]:
-                chosen.add_said(said, min(MAX_SAID_TOKENS, max(0, limit - MIN_FACT_TOKENS) // 6))
-        chosen.fill()
-        chosen.add_said(said)
-        if chosen.remove_secrets(redact):
-            return tuple(sorted(chosen.kept, key=lambda fact: fact.id))
-
-
-def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
-    """Yield the lines of one rank: weighty lines first, then the others, both from newest to oldest."""
-    often = Counter(chain.from_iterable(text.shapes for text in texts))
-    newest = sorted(texts, key=lambda text: text.id, reverse=True)
-    for text in newest:
-        text.sift(often)
-    for is_weighty in (True, False):
-        for text in newest:
-            for line in text.lines if text.words or not is_weighty else ():
-                if line.is_weighty == is_weighty:
-                    yield line, text
-
-
-def _said_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
-    """Yield people's sentences that are not facts: long statements, then short ones and questions, newest first."""
-    newest = sorted(texts, key=lambda text: text.id, reverse=True)
-    for is_informative in (True, False):
-        for text in newest:
-            for line in text.said:
-                has_words = len(line.matter) >= INFORMATIVE_WORDS and not line.fact.text.endswith(("?", "\uff1f"))
-                if has_words is is_informative:
-                    yield line, text
-
-
-class _Choice:
-    def __init__(self, limit: int) -> None:
-        self._room, self._misses = limit, 0
-        self._later: list[tuple[_Line, _Text]] = []
-        self._shapes: set[tuple[str, str]] = set()
-        self._known: set[str] = set()
-        self._sources: dict[int, _Text] = {}
-        self._matters: dict[str, list[_Line]] = {}
-        self.kept: list[Fact] = []
-
-    @property
-    def is_full(self) -> bool:
-        return self._room < MIN_LINE_TOKENS or self._misses >= MAX_MISSES
-
-    def add(self, lines: Iterable[tuple[_Line, _Text]]) -> None:
-        for line, text in lines:
-            if self.is_full:
-                return
-            if line.shape in self._shapes or (line.values and line.values <= self._known):
-                self._later.append((line, text))
-            elif not self._is_outdated(line) and self._take(line, text):
-                self._shapes.add(line.shape)
-                self._known |= line.values
-                for word in line.matter:
-                    self._matters.setdefault(word, []).append(line)
-
-    def _is_outdated(self, line: _Line) -> bool:
-        """Return True if a chosen line replaces this one. If this one replaces a chosen line, remove that line."""
-        near = {id(one): one for word in line.matter for one in self._matters.get(word, ())[-MAX_NEAR:]}
-        for other in near.values():
-            if other.fact.id > line.fact.id and other.replaces(line):
-                return True
-            if other.fact.id < line.fact.id and other.fact in self.kept and line.replaces(other):
-                self.kept.remove(other.fact)
-                self._room += other.size
-        return False
-
-    def add_said(self, lines: Iterator[tuple[_Line, _Text]], extra: int = 0) -> None:
-        """Add lines that are not facts. They use `extra` tokens of room if given, otherwise the room that is left."""
-        before, least = self._misses, self._room if extra else 0
-        self._room, self._misses = self._room + extra, 0
-        while self._room - least >= MIN_SAID_TOKENS and self._misses < MAX_MISSES:
-            line, text = next(lines, (None, None))
-            if line is None or text is None:
-                break
-            if line.shape in self._shapes:
-                continue
-            if self._room - line.size < least:
-                self._misses += 1
-            elif self._take(line, text):
-                self._shapes.add(line.shape)
-        self._room, self._misses = min(self._room, least) if extra else self._room, before
-
-    def fill(self) -> None:
-        texts = {fact.text for fact in self.kept}
-        for line, text in self._later:
-            if self.is_full:
-                return
-            if line.fact.text not in texts and self._take(line, text):
-                texts.add(line.fact.text)
-
-    def _take(self, line: _Line, text: _Text) -> bool:
-        if line.size > self._room:
-            self._misses += 1
-            return False
-        self._misses = 0
-        self._room -= line.size
-        self.kept.append(line.fact)
-        if not text.is_safe:
-            self._sources[id(text)] = text
-        return True
-
-    def remove_secrets(self, redact: Redact) -> bool:
-        """Remove secrets from the chosen texts. Return True if there was nothing to remove."""
-        is_safe = True
-        for text in self._sources.values():
-            safe = bounded(text.raw, redact)
-            is_safe = is_safe and safe == text.raw[:QUOTED_CHARACTERS]
-            text.use_safe(safe)
-        return is_safe
-
-
-def _texts(row: Message, *, is_shared: bool) -> Iterator[_Text]:
+def sources_of(row: Message, *, is_shared: bool) -> Iterator[FactSource]:
     text = row.text or ""
     if row.role is MessageRole.TOOL:
-        yield _Text(row.id, f"result {speaker_name(row.tool_name) or 'tool'}", text)
+        yield FactSource(row.id, f"result {speaker_name(row.tool_name) or 'tool'}", text)
     elif row.role is MessageRole.ASSISTANT:
-        yield _Text(row.id, "assistant", without_thoughts(text))
+        yield FactSource(row.id, "assistant", without_thoughts(text))
         for call in row.body.calls:
-            yield _Text(row.id, f"call {speaker_name(call.name) or 'tool'}", "\n".join(arguments_of(call.arguments)))
+            yield FactSource(
+                row.id, f"call {speaker_name(call.name) or 'tool'}", "\n".join(arguments_of(call.arguments))
+            )
     elif row.origin is Origin.HUMAN:
         speaker = f"person {speaker_name(row.sender_name)}" if is_shared else "person"
-        yield _Text(row.id, speaker if row.body.words_by is None else "document quoted", text)
+        yield FactSource(row.id, speaker if row.body.words_by is None else "document quoted", text)
         for document in row.body.documents:
-            yield _Text(row.id, f"document {speaker_name(document.name)}", document.text)
+            yield FactSource(row.id, f"document {speaker_name(document.name)}", document.text)
 
 
 def arguments_of(arguments: str) -> list[str]:

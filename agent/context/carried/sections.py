@@ -5,11 +5,20 @@ treated as part of the summary.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.context.carried.facts import SPEAKERS, Fact, facts_of
-from agent.context.carried.rules import Preference, Rule, rules_and_preferences, rules_in_force, within_room
+from agent.context.carried.choice import facts_of
+from agent.context.carried.facts import SPEAKERS, Fact
+from agent.context.carried.rules import (
+    Preference,
+    Rule,
+    dropped_rule,
+    rules_and_preferences,
+    rules_in_force,
+    within_room,
+)
 from agent.context.cuts import handoff_in
 from agent.context.excerpt import Redact
 from agent.handoff import CARRIED_HEADINGS
@@ -64,10 +73,15 @@ def carried(
     rules, preferences = rules_and_preferences(
         earlier.rules, earlier.preferences, head, rows, redact=redact, is_shared=is_shared
     )
+    apart = defaultdict[int, set[str]](set)
+    for one in (*rules, *preferences):
+        apart[one.id].add(one.text)
+    for dropped in filter(None, map(dropped_rule, rows)):
+        apart[dropped].add("")  # otherwise, the model would read the rule again
     return Carried(
         rules=within_room(rules, rules_limit),
         preferences=within_room(preferences, rules_limit),
-        facts=facts_of(earlier.facts, rows, limit=facts_limit, redact=redact, is_shared=is_shared),
+        facts=facts_of(earlier.facts, rows, limit=facts_limit, redact=redact, is_shared=is_shared, apart=apart),
     )
 
 

@@ -4,7 +4,8 @@ from unittest.mock import patch
 
 import pytest
 
-from agent.context.carried.facts import LINE_CHARACTERS, MAX_MISSES, Fact, facts_of, known_line
+from agent.context.carried.choice import MAX_MISSES, facts_of
+from agent.context.carried.facts import LINE_CHARACTERS, Fact, known_line
 from hermes_state.redaction import Redactor
 from hermes_state.values import Message
 from tests.agent.context.rows import human, result
