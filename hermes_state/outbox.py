@@ -348,6 +348,7 @@ def load_words(db: Connection, row_id: OutboxId) -> str | None:
     """Load the text of the answer to speak. None if it is already recorded, or was stopped or undone."""
     query = """SELECT coalesce(m.text, '') FROM outbox o JOIN messages m ON m.id = o.message_id
     WHERE o.id = ? AND o.rendered = 0 AND o.settled_at IS NULL
+    AND NOT EXISTS (SELECT 1 FROM outbox t WHERE t.turn_id = o.turn_id AND t.kind = 'final' AND t.state = 'dead')
     AND NOT EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL)"""
     return scalar_or_none(db, str, query, (row_id,))
 

@@ -69,8 +69,9 @@ def rate(
 
 def tell(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> tuple[str, ...]:
     """Return a note for the model about new ratings of the conversation's answers, if any. Each is told once."""
+    # With `IN`, SQLite would load the ids of all messages of the conversation.
     query = """UPDATE ratings SET was_told = 1 WHERE chat_id = ? AND was_told = 0
-    AND message_id IN (SELECT id FROM messages WHERE lineage_id = ?)
+    AND EXISTS (SELECT 1 FROM messages a WHERE a.id = ratings.message_id AND a.lineage_id = ?)
     RETURNING at, message_id, value, (SELECT m.text FROM messages m WHERE m.id = message_id)"""
     told = Counter(tuple(row[1:]) for row in sorted(db.execute(query, (chat_id, lineage_id)).fetchall()))
     emoji = {value: one for one, value in THUMBS.items()}

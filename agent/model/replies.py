@@ -31,10 +31,10 @@ MAX_BODY_BYTES: Final = 3_000_000
 """Maximum size of an event, and of a reply that is not streamed. This is several times the longest reply of any model.
 The decoded value can use ten times as much memory.
 """
+MAX_FILE_BYTES: Final = 12_000_000
+"""Maximum size of a file, such as two minutes of speech that a server does not compress."""
 MAX_VALUES: Final = 200_000
-"""Maximum number of JSON values in one event. A size limit alone is not enough: an empty list uses twenty times the
-memory of its text.
-"""
+"""Maximum number of JSON values in one event, because an empty list uses twenty times the memory of its text."""
 PIECE_BYTES: Final = 65_536
 """Maximum size of a decompressed piece. Pieces from the network usually have this size."""
 
@@ -104,22 +104,22 @@ async def read_json(response: httpx2.Response) -> object:
 async def read_bytes(response: httpx2.Response) -> bytes:
     """Return a response body that is not text. Raises `ReplyMalformed` if it is too long."""
     try:
-        return bytes(await _rest_of(response.aiter_bytes(), bytearray()))
+        return bytes(await _rest_of(response.aiter_bytes(), bytearray(), MAX_FILE_BYTES))
     finally:
         await response.aclose()
 
 
-async def _rest_of(pieces: AsyncIterator[bytes], body: bytearray) -> bytearray:
+async def _rest_of(pieces: AsyncIterator[bytes], body: bytearray, most: int = MAX_BODY_BYTES) -> bytearray:
     async for piece in pieces:
-        _add(body, piece)
+        _add(body, piece, most)
     return body
 
 
-def _add(body: bytearray, piece: bytes | bytearray) -> None:
+def _add(body: bytearray, piece: bytes | bytearray, most: int = MAX_BODY_BYTES) -> None:
     body += piece
-    if len(body) > MAX_BODY_BYTES:
+    if len(body) > most:
         body.clear()  # otherwise, the error's traceback would keep the text in memory
-        raise ReplyMalformed(f"the reply, or an event in it, has more than {MAX_BODY_BYTES:,} bytes")
+        raise ReplyMalformed(f"the reply, or an event in it, has more than {most:,} bytes")
 
 
 _VALUE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[,\[{]', re.DOTALL)

@@ -39,7 +39,7 @@ async def stop(request: CommandRequest) -> CommandResult:
     argument = request.argument.lower()
     if argument not in ("", "all") and named_turn(argument) is None:
         raise CommandError("Send /stop to stop the current answer, or /stop all to clear the queue as well.")
-    running = lanes.running_in(request.chat.key)
+    running = lanes.running_turn(chat_id)
     stopping = None
     if running is not None and _is_meant(request, running):
         _check_may_stop(request, running.started_by, "started", "turn")
@@ -52,7 +52,7 @@ async def stop(request: CommandRequest) -> CommandResult:
             stopping.settle_stop()
             return
         # A turn may have started between the check and the transaction. If the transaction stopped it, end its work.
-        begun = lanes.running_in(request.chat.key)
+        begun = lanes.running_turn(chat_id)
         is_late = begun is not None and await store.read(find_turn, begun.id) is None
         if is_late and (late := lanes.begin_stop(chat_id, STOPPED)) is not None:
             late.settle_stop()

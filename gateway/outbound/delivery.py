@@ -273,9 +273,6 @@ class Delivery:
         if not rows:
             return None
         row = rows[0]
-        if row.kind is OutboxKind.VOICE and row.written is not None:
-            self.record(row)
-            return None
         if (ended := self._under_way.get(row.id)) is not None:  # a sender of the chat's old id is sending this row
             await ended.wait()
             return 0.0
@@ -284,6 +281,9 @@ class Delivery:
             if adapter is None and not self.adapters.is_shared:
                 log.warning("delivery.no_adapter", chat=chat.name)
             return None  # the process that serves the account was notified when the row was stored
+        if row.kind is OutboxKind.VOICE and row.written is not None:
+            self.record(row)
+            return None
         if adapter.health().state is AdapterState.STARTING:
             return 0.2  # an attempt would fail, and the next attempt would count as a possible repeat
         if (pause := max(self._pause_before(row), self.gates.flood_of(chat).penalty_seconds)) > 0:

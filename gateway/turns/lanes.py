@@ -300,6 +300,9 @@ class LaneRegistry:
         for chat in self.active:
             self.turns.delivery.tell_broken(chat)
 
+    def running_turn(self, chat_id: ChatId) -> RunningTurn | None:
+        return active.turn if (active := self._active_in(chat_id)) is not None else None
+
     def running_in(self, key: ChatKey) -> RunningTurn | None:
         """Return the running turn of the chat with this key. This needs no database."""
         return active.turn if (active := self.active.get(key)) is not None else None
@@ -436,8 +439,7 @@ def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
     if InboxMode.ALONE in (first.mode, row.mode) or row.kind is InboxKind.COMMAND or row.sender_ref != first.sender_ref:
         return False
     is_in_span = merge_ms > 0 and abs(row.sent_at - first.sent_at) <= merge_ms
-    rounding_ms = 1_000  # Telegram's timestamps are whole seconds
-    is_next_piece = last.expects_more and row.sent_at - last.sent_at <= PASTE_MS + rounding_ms
+    is_next_piece = last.expects_more and row.sent_at - last.sent_at <= PASTE_MS + 1_000  # Telegram rounds to seconds
     return is_in_span or is_next_piece
 
 

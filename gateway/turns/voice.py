@@ -60,6 +60,8 @@ MAX_MINUTES = 10
 """Maximum length of a recording in minutes. Providers bill transcription by the minute."""
 MAX_SPOKEN = 1_500
 """Maximum number of characters to speak, which takes about a minute and a half."""
+RETRY_SECONDS = 30.0
+"""Seconds until the next attempt after a database error."""
 PULSE_SECONDS = 4.0
 """Seconds between updates that show that a recording is being made. Each also checks that it is still wanted."""
 PART_ONLY = "The recording contains only the beginning. The text above is complete."
@@ -228,10 +230,11 @@ class VoiceRecorder(AudioHandler["SpeechClient"]):
                 is_bug = not isinstance(error, ModelError | OSError)
                 log.warning("speech.failed", error=type(error).__name__, detail=str(error), exc_info=is_bug)
             if failure:
-                await self.store.write(outbox.drop_voice, row, failure, notice, self.clock.now())
+                await self.store.write_with_retry(outbox.drop_voice, row, failure, notice, self.clock.now())
             self.delivery.wake(row.chat_id)
-        except StateError as error:  # the row stays, and the chat's next reply begins another attempt
+        except StateError as error:  # the row stays, so begin another attempt later
             log.warning("speech.delayed", chat_id=row.chat_id, error=str(error))
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.delivery.wake, row.chat_id)
 
     async def _record(self, row: OutboxRow) -> bool:
         """Record and store a voice message. Return False if it is no longer wanted. Raises `ModelError`."""
@@ -246,16 +249,17 @@ class VoiceRecorder(AudioHandler["SpeechClient"]):
         call = asyncio.create_task(client.speak(words, payer=payer, within=within), name=f"speech-{row.id}")
         try:
             while not call.done():
-                if await self.store.read(load_words, row.id) is None:
-                    return False
-                await self._show(row.chat_id)
+                with suppress(StateError):  # a look-up that fails must not end a paid call
+                    if await self.store.read(load_words, row.id) is None:
+                        return False
+                    await self._show(row.chat_id)
                 await asyncio.wait({call}, timeout=PULSE_SECONDS)
             data, mime, made = await call
         finally:
             await cancel_all([call])
         file = await asyncio.to_thread(self._stored, data, mime)
         caption = "" if is_whole else PART_ONLY
-        return await self.store.write(_keep_recording, row, file, caption, made, self.clock.now())
+        return await self.store.write_with_retry(_keep_recording, row, file, caption, made, self.clock.now())
 
     async def _show(self, chat_id: ChatId) -> None:
         """Show that a voice message is being recorded, unless another request to the chat is running."""

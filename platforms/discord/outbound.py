@@ -9,7 +9,7 @@ import hashlib
 import io
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import discord
@@ -25,7 +25,7 @@ from platforms.discord.client import GatewayClient
 from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejected
 from platforms.discord.inbound import PERSON_MARK, snowflake_at
 from platforms.discord.rendering import LIMIT, render
-from platforms.discord.slash import Ticket, TicketRegistry, button_view
+from platforms.discord.slash import PRIVATE, Ticket, TicketRegistry, button_view
 from platforms.settings import DiscordSettings
 from platforms.text import UNFINISHED, unfinished
 
@@ -37,6 +37,8 @@ _SIGNS = {
     Sign.FAILED: "\N{CROSS MARK}",
     Sign.EDITED: "\N{PENCIL}\N{VARIATION SELECTOR-16}",
 }
+
+NOT_PRIVATE = "I could not show you the answer to your command in private. Please send the command again."
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -97,9 +99,11 @@ class DiscordSender:
                 return await self._fill(ticket, request, text, view)
             except TicketRejected:
                 ticket.is_valid = False
-        if ticket is not None and ticket.is_valid and ticket.is_private and request.file is None:
+        if ticket is not None and ticket.is_valid and ticket.is_private:
             with suppress(ChatUnreachable):
-                return await self._follow_up(ticket, text, view)
+                return await self._follow_up(ticket, text, view, request.file)
+        if request.ticket is not None and request.ticket.endswith(PRIVATE):
+            text, view, request = NOT_PRIVATE, None, replace(request, replaces=None, file=None)
         if request.replaces is not None:
             try:
                 return await self._edit(channel_ref, request.replaces, text, view)
@@ -154,8 +158,12 @@ class DiscordSender:
                 log.info("discord.placeholder_kept", error=type(error).__name__)
         return str(filled.id)
 
-    async def _follow_up(self, ticket: Ticket, text: str, view: discord.ui.View | None) -> str:
+    async def _follow_up(
+        self, ticket: Ticket, text: str, view: discord.ui.View | None, file: OutboundFile | None = None
+    ) -> str:
         options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads do not accept None
+        if file is not None:
+            options["file"] = discord.File(io.BytesIO(await file.read()), file.name)
         try:
             async with self.client.calling(self.settings.request_seconds):
                 send = ticket.interaction.followup.send

@@ -50,6 +50,10 @@ async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -
     return view
 
 
+PRIVATE = "p"
+"""End of a ticket's name if only the person may see the answer. The name is stored, so it outlives the ticket."""
+
+
 @dataclass(slots=True)
 class Ticket:
     """Permission to answer a slash command in its "thinking" message."""
@@ -74,7 +78,7 @@ class TicketRegistry:
 
     def find(self, name: str | None) -> Ticket | None:
         """Return the ticket with this name if it is still valid."""
-        ticket = self._tickets.get(name) if name is not None else None
+        ticket = self._tickets.get(name.removesuffix(PRIVATE)) if name is not None else None
         if ticket is None or not ticket.is_valid or time.monotonic() >= ticket.expires_at:
             return None
         return ticket
@@ -195,8 +199,9 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
     async def _take(self, interaction: Interaction) -> None:
         """Put a command into the event queue before awaiting anything, then acknowledge it."""
         event = interaction.extras["event"]
-        self._events.put(event)
-        await self._defer(interaction, is_private=self._is_private(interaction, event.text), thinking=True)
+        is_private = self._is_private(interaction, event.text)
+        self._events.put(replace(event, ticket=f"{interaction.id}{PRIVATE * is_private}"))
+        await self._defer(interaction, is_private=is_private, thinking=True)
 
     def _is_private(self, interaction: Interaction, line: str) -> bool:
         """Return True if only the person should see the answer. Direct chats have no hidden messages."""
@@ -228,15 +233,16 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         # Only the interaction can edit a private message. A public page is edited like any other message.
         is_page = kind is InputKind.PAGE and message is not None and message.flags.ephemeral
         line = data.partition(":")[2]  # a hash does not match any command name
-        if is_page or (kind is InputKind.BUTTON and self._is_private(interaction, line)):
+        is_private = is_page or (kind is InputKind.BUTTON and self._is_private(interaction, line))
+        if is_private:
             await self._defer(interaction, is_private=True, thinking=not is_page)
         else:
             await self._answer(interaction.response.defer)
         try:
             text = await self._buttons.command_of(data)
             if text is not None:
-                event, name = self._read(interaction, text, kind), str(interaction.id)
-                self._events.put(replace(event, ticket=name if self._tickets.find(name) is not None else None))
+                event, ticket = self._read(interaction, text, kind), f"{interaction.id}{PRIVATE}"
+                self._events.put(replace(event, ticket=ticket if is_private else None))
         except StoreUnavailable:
             log.warning("discord.button_lost")
         except CommandRefused as refusal:
