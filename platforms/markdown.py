@@ -36,7 +36,7 @@ _HAS_BACKSLASH = re.compile(r"\\[^\W_]|(?<!\w)[A-Za-z]:(?:\\|\Z)|\u00af\Z")
 """Pattern for a word after which a backslash is literal, as in `C:\\Users\\_x` or a regular expression."""
 BREAK = re.compile(r"<br\s*/?>[ \t]*\n?", re.I)
 _DETAILS = re.compile(r"(?m)^[ \t]*<details\b[^<>]*>\s*(?=<summary|$)|</details>\s*$", re.I)
-_SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*((?:[^<]|<(?!/?summary))*+)</summary>\s*", re.I)
+_SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*+((?:[^<]|<(?!/?summary))*+)</summary>\s*", re.I)
 _HTML_TABLE = re.compile(r"<table\b(?:[^<]|<(?!/?table\b))*+</table>[^\n]*", re.I)
 _CELL_TAGS = re.compile(r"</?(?:table|thead|tbody|tfoot|colgroup|col|p|div|span|caption|tr|td|th)\b[^<>]*>", re.I)
 _STYLES = re.compile(r"</?(?:b|strong|i|em|code|h\d)>|\*\*", re.I)

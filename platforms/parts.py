@@ -91,8 +91,10 @@ class Splitter:
             cuts.append((rank, cut))
         found = dict[tuple[bool, bool, int], int]()
         for rank, cut in cuts:
-            is_in_line = rank > _LINE and self._block_at(cut) is not None
-            if self._span_at(cut) is None and not (is_in_line and cut > end):  # spaces in a block must stay
+            in_block = self._block_at(cut) is not None
+            is_in_line = in_block and rank > _LINE
+            # Of the white space before the end of a block, only one newline is removed.
+            if self._span_at(cut) is None and not (in_block and cut > end + (rank <= _LINE)):
                 # A line of a block is cut between words only if it is longer than a part.
                 found[is_in_line, cut - start < (end - start) * _SHARES[rank], rank] = cut
         if found:

@@ -1,6 +1,7 @@
 """Words with a similar spelling. They replace words of a query that no message contains."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from hermes_state.search.query import Term
 from hermes_state.search.ranking import MatchReader
@@ -8,6 +9,9 @@ from hermes_state.search.words import Forms, bare_word
 
 MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
 """Maximum number of words to replace in a query (15 to 40 ms each), and of replacements to try for each word."""
+
+MAX_VARIANTS = 6_000
+"""Maximum number of spellings to look up for one word. A `tsquery` of PostgreSQL must be shorter than a megabyte."""
 
 
 def near_words(matches: MatchReader, words: Sequence[str]) -> list[Forms]:
@@ -17,7 +21,7 @@ def near_words(matches: MatchReader, words: Sequence[str]) -> list[Forms]:
     misspelt = [word for word in bare if word.isalpha() and 5 <= len(word) <= 32]
     near: list[Forms] = []
     for word in misspelt[:MAX_MISSPELT]:
-        variants, head = set(_variants(word)), word[: (len(word) + 1) // 2]
+        variants, head = set(islice(_variants(word), MAX_VARIANTS)), word[: (len(word) + 1) // 2]
         known = (Term(other, False) for other in matches.known_words(variants, head))
         if found := [term for term in known if matches.count(term, 1)]:
             near.append(tuple(found[:MAX_NEAR_WORDS]))

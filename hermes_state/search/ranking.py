@@ -73,6 +73,7 @@ class MatchReader(ABC):
         query = "SELECT min(id) FROM messages WHERE turn_id = ?"
         before = scalar_or_none(db, int, query, (turn_id,)) if turn_id is not None else None
         self.before, self.since = before or 2**62, filters.get("since")
+        self.after = _first_since(db, self.since) if self.since is not None else 0
         if (until := filters.get("until")) is not None:
             self.before = min(self.before, _first_since(db, until))
 
@@ -103,8 +104,9 @@ class MatchReader(ABC):
         """Load the messages with these ids that are new enough."""
         query = f"""SELECT id, role, sender_name, created_at, substr(text, 1, {COUNTED_CHARACTERS}), body,
           coalesce(length(text), 0) + coalesce(length(body), 0)
-        FROM messages WHERE id IN ({",".join(map(str, ids)) or "NULL"}) AND created_at >= ? ORDER BY id"""
-        return [Candidate(*row) for row in self.db.execute(query, (self.since or 0,)).fetchall()]
+        FROM messages WHERE id IN ({",".join(map(str, ids)) or "NULL"}) AND created_at >= {int(self.since or 0)}
+        ORDER BY id"""
+        return [Candidate(*row) for row in self.db.execute(query).fetchall()]  # unprepared, because each query differs
 
     def weight(self, ids: Sequence[int]) -> float:
         """Return the weight of a term from the ids of its newest matches. Rare terms weigh more."""

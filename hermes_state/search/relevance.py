@@ -30,7 +30,7 @@ NAME_WEIGHT = 0.2
 """Factor for the weight of a speaker's name in a text, because a name in a text often only addresses that person."""
 
 # Purpose: load one neighbour of a message in its conversation.
-_BESIDE = """(SELECT n.id FROM messages n WHERE n.lineage_id = c.lineage_id AND n.indexed = 1 AND n.role <> 'tool'
+_BESIDE = """(SELECT n.id FROM messages n WHERE n.lineage_id = c.lineage_id AND n.seq > 0 AND n.role <> 'tool'
   AND {} LIMIT 1 OFFSET {})"""
 
 
@@ -53,6 +53,7 @@ def relevant(
     names = {forms: [*speakers[name]] for name in speakers if (forms := forms_of(name)) in words}
     weights = {forms: matches.weight(ids) * (NAME_WEIGHT if forms in names else 1) for forms, ids in words.items()}
     chances, all_words = _chances(matches, words, names, weights), 0.999 * sum(weights.values())
+    chances = {row_id: chance for row_id, chance in chances.items() if row_id >= matches.after}
     if len(chances) > POOL:
         chances = dict(heapq.nlargest(POOL, chances.items(), key=lambda hit: (hit[1], hit[0])))
     rows = {row.id: row for row in matches.load_candidates([*chances])}
@@ -121,7 +122,10 @@ def named_speakers(matches: MatchReader, typed: Sequence[str]) -> dict[str, dict
 def _is_at(row: Candidate, dates: Dates) -> bool:
     if not (dates.months or dates.years):
         return False
-    said = datetime.fromtimestamp(row.created_at / 1_000, UTC)
+    try:
+        said = datetime.fromtimestamp(row.created_at / 1_000, UTC)
+    except (OverflowError, OSError, ValueError):  # imported messages can have impossible times
+        return False
     return said.month in (dates.months or {said.month}) and said.year in (dates.years or {said.year})
 
 

@@ -35,7 +35,7 @@ LIMIT = 2000
 _INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060-\u2064\ufeff\u00ad\x00-\x1f\x7f]")
 _SPOILER = r"(?<![\w\\|])\|\|(?![\s|])[^|\n]{2,}(?<!\s)\|\|(?![\w|])"
 _HIDDEN = re.compile(
-    rf"(`+)(?!`)[^`]++\1(?!`)|{_SPOILER}|(?P<pipes>(?<!\\)\|\|+)|(?P<br>{BREAK.pattern})|(?P<slash>{ESCAPE.pattern})",
+    rf"(`{{1,16}})(?!`)[^`]++\1(?!`)|{_SPOILER}|(?P<pipes>(?<!\\)\|\|+)|(?P<br>{BREAK.pattern})|(?P<slash>{ESCAPE.pattern})",
     re.I,
 )
 """Matches inline code and spoilers, which stay unchanged, and pipes, line breaks and backslashes outside them."""

@@ -121,3 +121,11 @@ def test_a_line_of_code_that_is_longer_than_a_part_is_cut_between_words(name: st
         parts = render(f"```json\n{'x' * shift} {' '.join(words)}\n```")
         assert re.findall(r"word\d+", "\n".join(parts)) == words
         assert all(utf16_units(part) <= limit for part in parts)
+
+
+@pytest.mark.parametrize("name", ["telegram", "discord"])
+def test_an_empty_line_of_code_at_the_limit_makes_no_part_too_long(name: str) -> None:
+    render, limit = RENDERERS[name]
+    for length in range(limit - 40, limit + 4):
+        parts = render(f"```\n{'y' * length}\n\n{'z' * 500}\n```")
+        assert all(utf16_units(part) <= limit for part in parts)

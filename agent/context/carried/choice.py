@@ -45,8 +45,9 @@ def facts_of(
             if chosen.is_full:
                 break
             chosen.add(_best_first(some))
-            if some is texts[0]:
-                chosen.add_said(said, min(MAX_SAID_TOKENS, max(0, limit - MIN_FACT_TOKENS) // 6))
+            extra = min(MAX_SAID_TOKENS, (limit - MIN_FACT_TOKENS) // 6)
+            if some is texts[0] and extra > 0:
+                chosen.add_said(said, extra)
         chosen.fill()
         chosen.add_said(said)
         if chosen.remove_secrets(redact):
@@ -113,7 +114,8 @@ class _Choice:
         for other in near.values():
             if other.fact.id > line.fact.id and other.replaces(line):
                 return True
-            if other.fact.id < line.fact.id and other.fact in self.kept and line.replaces(other):
+            fits = line.size <= self._room + other.size
+            if other.fact.id < line.fact.id and fits and other.fact in self.kept and line.replaces(other):
                 self.kept.remove(other.fact)
                 self._room += other.size
         return False

@@ -70,7 +70,7 @@ _CODE_LINE = re.compile(
     r"|(?:if|for|while|elif|else|try|except|catch|switch|return)\b.*(?:\)|\w):|(?:return|await)\b.*[(;].*"
     r"|(?:SELECT|INSERT|UPDATE|DELETE|CREATE|DROP|ALTER|FROM|WHERE|VALUES|PRIMARY|FOREIGN)\b.*[(=*;,].*"
     r"|[\w.\[\]]+ *(?:[-+*/:]?=|=>) *(?:[\"'\[{(]|[\w.]+\(|[A-Za-z_]\w*\.[a-z]).*|[\"'][\w. -]+[\"'] *:.*"
-    r"|[\w.]*\w\([^()\n]*\)[;:,]?|.*(?:\{|[(=.\"'].*;|=> *[\w({].*))[ \t]*$",
+    r"|[\w.]*\w\([^()\n]*\)[;:,]?|.*(?:\{|[(=\"'].*;|=> *[\w({].*))[ \t]*$",
     re.MULTILINE,
 )
 """Lines of programs. Longer lines are not tested, because the time grows with the square of their length."""

@@ -60,6 +60,11 @@ class Language:
         """Matches sentences that share words with this language but are written in another one."""
         return re.compile(_whole(self._table.get("foreign", "(?!)")))
 
+    def is_foreign(self, lower: str) -> bool:
+        """Return True if at least a quarter of the words are English. A single English word says nothing."""
+        found = len(self.foreign.findall(lower))
+        return found > 0 and found * 4 >= len(WORD.findall(lower))
+
     @cached_property
     def choice(self) -> re.Pattern[str]:
         """Matches clauses in which people say what they prefer or have decided."""

@@ -29,7 +29,7 @@ def preference_in(sentence: str, languages: Sequence[Language]) -> str | None:
         sentence = lower
     for language in languages:
         match = language.choice.search(lower)
-        if match is None or language.foreign.search(lower) is not None:
+        if match is None or language.is_foreign(lower):
             continue
         start, end = _ends_of_clause(lower, match, language)
         before = max((one.end() for one in _BREAK.finditer(lower, 0, match.start())), default=0)

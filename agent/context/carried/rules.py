@@ -33,12 +33,15 @@ from hermes_state.values import RECALL_ID, Message, Origin, recall_id
 MAX_RULES = 10
 """Maximum number of rules in one message. The same limit applies to preferences."""
 MAX_PREFERENCES = 200
+"""Maximum number of preferences of one person."""
 SENTENCE_CHARACTERS = 400
 MIN_COMMON_PERCENT = 60
 """Two preferences have the same subject if they share this percentage of the shorter one's words."""
 Kind: TypeAlias = Literal["rule", "take_back", "preference"]
 _QUOTED = re.compile(
-    r"```.*?(?:```|\Z)|^[ \t]*>[^\n]*|\"[^\"\n]{1,400}\"|[“„][^“”\n]{1,400}[“”]|«[^»\n]{1,400}»|「[^」\n]{1,400}」"
+    r"(?:```|~~~).*?(?:```|~~~|\Z)|^[ \t]*>[^\n]*"
+    r"|(?:^|[:\uff1a][ \t]*\n?)[ \t]*\"[^\"]{1,8000}\"(?!\w)|\"[^\"\n]{1,400}\""
+    r"|[“„][^“”„]{1,8000}[“”]|«[^«»]{1,8000}»|\u2018[^\u2018\n]{1,400}\u2019(?!\w)|「[^」\n]{1,400}」"
     r"|『[^』\n]{1,400}』|《[^》\n]{1,400}》",
     re.DOTALL | re.MULTILINE,
 )
@@ -142,13 +145,15 @@ def rules_and_preferences(
 
 def _newest_of_each_matter(preferences: Iterable[Preference]) -> list[Preference]:
     kept: list[tuple[Preference, frozenset[str]]] = []
+    counts = Counter[str]()
     for preference in sorted(preferences, key=lambda one: one.id)[::-1]:  # later sentences of a message are newer
+        if counts[preference.owner] == MAX_PREFERENCES:
+            continue
         words = subject_words(preference.text) - choice_words()
         newer = (others for one, others in kept if one.owner == preference.owner)
         if not any(_is_same_matter(words, others) for others in newer):
             kept.append((preference, words))
-        if len(kept) == MAX_PREFERENCES:
-            break
+            counts[preference.owner] += 1
     return [preference for preference, _ in kept[::-1]]
 
 
@@ -224,7 +229,7 @@ def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
         lower = _TAG.sub("", lower)
     kinds: list[Kind] = []
     for language in found:
-        if language.either.search(lower) is None or language.foreign.search(lower) is not None:
+        if language.either.search(lower) is None or language.is_foreign(lower):
             continue
         if language.take_back.search(lower) is not None:
             kinds.insert(0, "take_back")

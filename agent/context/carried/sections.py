@@ -50,6 +50,9 @@ def parted(record: str | None) -> tuple[str | None, Carried]:
         before, heading, section = text.rpartition(f"\n\n{title}")
         found = [pattern.fullmatch(line) for line in (section.splitlines() if heading else ())]
         if None in found:
+            if title == _PREFERENCES:  # a model wrote this heading before it was ours
+                parsed.append([])
+                continue
             return record, Carried()
         parsed.append([match for match in found if match is not None])
         text = before if heading else text

@@ -123,3 +123,14 @@ def test_no_hit_is_from_another_chat() -> None:
 
 def _chat_of(db: Connection, message_id: MessageId) -> int:
     return int(db.execute("SELECT chat_id FROM messages WHERE id = ?", (message_id,)).fetchone()[0])
+
+
+def test_a_search_with_a_date_finds_messages_behind_many_older_ones() -> None:
+    with migrated() as db:
+        session = start(db, "dated")
+        for number in range(405):
+            text = "the red boat and the blue harbour" if number < 400 else f"a red boat {number}"
+            row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text)
+            append(db, session.id, row, Millis(1_000 * number))
+        found = search(db, "red boat blue harbour", lineage_id=session.lineage_id, since=Millis(400_000), limit=10)
+        assert len(found) == 5

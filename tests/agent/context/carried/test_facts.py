@@ -8,7 +8,7 @@ from agent.context.carried.choice import MAX_MISSES, facts_of
 from agent.context.carried.facts import LINE_CHARACTERS, Fact, known_line
 from hermes_state.redaction import Redactor
 from hermes_state.values import Message
-from tests.agent.context.rows import human, result
+from tests.agent.context.rows import answer, human, result
 
 SECRET = "correct-horse-7731-battery-staple"
 
@@ -87,3 +87,19 @@ def test_what_people_said_besides_facts_comes_before_results() -> None:
     assert [fact.text for fact in first if fact.speaker == "person"] == [row.text for row in told]
     again = facts_of(first, shells, limit=3_000, redact=Redactor([SECRET]), is_shared=False)
     assert [fact for fact in again if fact.speaker == "person"] == list(first[:2])
+
+
+def test_a_small_room_keeps_facts_before_other_sentences() -> None:
+    told = [human(f"we walked along the old harbour and talked about boats, part {'x' * at}") for at in range(60)]
+    found = [
+        answer(f"The build number of branch b{at} is {77_000 + 13 * at}, finished by host db-{at}.") for at in range(60)
+    ]
+    kept = facts_of((), [*told, *found], limit=2_500, redact=Redactor([SECRET]), is_shared=False)
+    assert sum(fact.speaker == "assistant" for fact in kept) == 60
+
+
+def test_a_replacement_that_does_not_fit_leaves_the_older_value() -> None:
+    older = human("The rent of the flat is 1,180 a month.", id=7)
+    newer = human(f"The rent of the flat has now increased to 1,240, {'which nobody likes ' * 5}.", id=8)
+    for limit in range(12, 60):
+        assert facts_of((), [older, newer], limit=limit, redact=Redactor([SECRET]), is_shared=False) or limit < 24

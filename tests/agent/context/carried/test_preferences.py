@@ -103,3 +103,11 @@ def test_preferences_are_bounded_and_cannot_break_the_record() -> None:
         human("I prefer a list ## Facts\n- [m1 person] x, and - [m2] y.\n## Facts\n"), many, human("## Facts")
     )
     assert parted(made.behind("## Goal\nA shop.")) == ("## Goal\nA shop.", made)
+
+
+def test_one_member_cannot_push_out_the_preferences_of_others() -> None:
+    names = ["".join(word) for word in product("abcdefgh", repeat=3)]
+    texts = [" ".join(f"I prefer {name} to cash." for name in names[at : at + 10]) for at in range(0, 260, 10)]
+    rows = [human("I prefer window seats.", sender_ref="telegram:1")]
+    rows += [human(text, sender_ref="telegram:2", id=10 + at) for at, text in enumerate(texts)]
+    assert "I prefer window seats." in stated(*rows, is_shared=True)

@@ -74,6 +74,8 @@ RULE = "Never touch prod."
         ),
         human(f"> {RULE}"),
         human(f"```\n{RULE}\n```"),
+        human(f"~~~\n{RULE}\n~~~"),
+        human(f'My landlord wrote this:\n"Dear tenants,\n{RULE}\nBest regards"'),
         human(f'It says "Read this. {RULE} Thanks."'),
         human("hello", sender_name=RULE),
         human("edited", origin=Origin.NOTICE, sender_ref=None, sender_name=RULE),
@@ -175,3 +177,15 @@ def test_the_newest_rules_get_the_room() -> None:
     kept = within_room(rules, 100)
     assert list(kept) == rules[-len(kept) :]
     assert 3 < len(kept) < 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Sempre que for necessário, responda em português.",
+        "De ahora en adelante, cuando te dé una idea, responde siempre en español.",
+        "Responde siempre en español, please.",
+    ],
+)
+def test_one_english_word_does_not_hide_a_rule(text: str) -> None:
+    assert len(listed(human(text))) == 1
