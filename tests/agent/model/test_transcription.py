@@ -8,7 +8,7 @@ from agent.model.audio import SpeechClient, SpeechModel, TranscriptionClient, Tr
 from agent.model.base import Endpoint, Payer
 from agent.model.catalog import Price
 from agent.model.client import RetryPolicy
-from agent.model.replies import MAX_BODY_BYTES
+from agent.model.replies import MAX_BODY_BYTES, MAX_FILE_BYTES
 from hermes_state.errors import (
     AuthRejected,
     ModelError,
@@ -130,7 +130,7 @@ async def test_a_transcription_has_a_time_limit(model: TranscriptionModel, llm: 
         ("RIFF…", "audio/wav"),
         ('{"error": "no such voice"}', None),
         ("", None),
-        ("OggS" + "x" * MAX_BODY_BYTES, None),
+        ("OggS" + "x" * MAX_FILE_BYTES, None),
     ],
     ids=lambda value: str(value)[:20],
 )
