@@ -106,6 +106,7 @@ async def test_a_turn_stopped_while_waiting_for_a_slot_calls_no_model(serve: Ser
 async def test_talk_of_a_group_that_switched_it_off_is_not_shown(serve: Serve) -> None:
     async with serve(groups={"context": "on"}) as gateway:
         await gateway.say("said before", chat=GROUP, is_addressed=False)
+        assert len(await gateway.replies(1, GROUP)) == 1, "the bot says that it stores what is said"
         other = replace(GROUP, chat_ref="-200")
         await gateway.store.write(partial(switch, is_on=True), other, ChatKind.GROUP, gateway.clock.now())
         gateway.configure(config_of(groups={"context": "off"}))
