@@ -200,7 +200,7 @@ async def test_the_keyboard_is_enough(world: World, browser: Chromium) -> None:
     await browser.press("atus", Keys.ENTER)
     await browser.wait_for(".notice .body", lambda found: any("Model:" in text for text in found))
     await browser.press("/he", Keys.TAB)
-    assert await browser.run("return document.getElementById('text').value") == "/help"
+    assert await browser.run("return document.getElementById('text').value") == "/help "
     assert await browser.texts("#commands:not([hidden])") == []
 
 
