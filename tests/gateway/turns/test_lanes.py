@@ -14,6 +14,7 @@ from gateway.turns.lanes import DEAD_LETTER_SENTENCE
 from gateway.turns.runner import CRASH_SENTENCE, DEADLINE_SENTENCE, MAX_RESTARTS, RESTART_SENTENCE
 from hermes_state import journal
 from hermes_state.aio import Backoff
+from hermes_state.chats import move_chat
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.talk import switch
@@ -129,6 +130,14 @@ async def test_a_stop_during_tools_leaves_no_open_call(serve: Serve) -> None:
         assert await gateway.rows("SELECT state FROM tool_runs") == [("stopped",)]
         texts = [row[0] for row in await gateway.rows("SELECT text FROM messages ORDER BY seq")]
         assert texts == ["q", "Let me look.", "stopped with /stop"]
+
+
+async def test_a_stop_keeps_the_partial_answer_of_a_chat_that_has_moved(gateway: TestGateway) -> None:
+    await hanging(gateway, says="partial")
+    await gateway.store.write(move_chat, DIRECT.platform, DIRECT.account, DIRECT.chat_ref, "-77", gateway.clock.now())
+    await gateway.say("/stop", chat=replace(DIRECT, chat_ref="-77"))
+    await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'stopped'")
+    assert await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'") == [("partial",)]
 
 
 async def test_stop_works_while_another_process_locks_the_database(gateway: TestGateway) -> None:
