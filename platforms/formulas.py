@@ -23,9 +23,14 @@ _MAX_LINES = 60
 _ENDS = {"$$": "$$", "\\[": "\\]", "\\(": "\\)", "$": "$"}
 _NAMES = re.compile(r"\\(?:text|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _IS_CLEAR = re.compile(r"\\[A-Za-z]|[\^_]")
+_IS_CODE = re.compile(
+    r"(?:^|\s)\^[^\s{\d\\*]|\.[*+?]|\b[A-Z]:\\[A-Za-z]"
+    r"|^(?:[A-Z]{3,}|\d[\d.,]*)\s+(?!\\|(?:[-+*/|<>=≤≥≈≠\u00d7·^]|[<>!]=)\s)"
+)
+"""Text of a regular expression (`^[a-z]`, `.*`), with a path of Windows, or after a shell variable or a price."""
 _IS_POSSIBLE = re.compile(r"[-=<>+*/|!≤≥≈≠∈±\u00d7·√∞()]|^[A-Za-z\u0391-\u03c9]'*$|^\d+(?:[.,]\d+)*$")
 
-_WORD = re.compile(r"[\w$]", re.ASCII)
+_WORD = re.compile(r"[\w$}]", re.ASCII)
 
 _REWRITTEN = (
     (re.compile(r"(?:\s|(?<!\\)~)+"), " "),
@@ -156,10 +161,12 @@ def _matrix(found: re.Match[str]) -> str:
 def is_formula(text: str) -> bool:
     """Return True if the text between two delimiters is probably a formula.
 
-    >>> [is_formula(text) for text in ("x", "a^2 + b^2", "2n+1", "5 and", "HOME/bin", r"\\\\text{if } x")]
-    [True, True, True, False, False, True]
+    >>> [is_formula(text) for text in ("x", "a^2 + b^2", "2n+1", "5 and", "HOME/bin", "USER ^.*", r"\\\\text{if } x")]
+    [True, True, True, False, False, False, True]
     """
     text = text.strip()
+    if _IS_CODE.search(text):
+        return False
     words = re.findall(r"[^\W\d_]{3,}|[\u2e80-\ud7ff]", _NAMES.sub(" ", text))
     if _IS_CLEAR.search(text):
         return len(words) < 4
@@ -186,7 +193,7 @@ def _read_inline(state: StateInline, silent: bool) -> bool:
     if mark == "\\[" and text.strip().isalnum():
         return False  # `\[1\]` is a bracket that should not be a link
     if mark != "$$" and (_WORD.fullmatch(before) or (mark == "$" and _WORD.fullmatch(after))):
-        return False  # `US$5`, `$a=$b`, `C:\(x)`
+        return False  # `US$5`, `$a=$b`, `${a}${b} = 1$`, `C:\(x)`
     if not silent:
         token = state.push("formula", "", 0)
         token.content, token.markup, token.info = text, mark, source[start : closed + len(end)]
