@@ -177,14 +177,18 @@ def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
 
 
 def _copy_steers(db: Connection, turn: RunningTurn, rows: Sequence[InboxRow], now: Millis) -> int:
-    """Add the texts of people's messages to a sub-agent's turn, each once. Return the number of new texts."""
+    """Add the texts of people's messages to a sub-agent's turn, each once. Return the number of new texts.
+
+    Notices of the gateway are for the turn that called the sub-agent.
+    """
     query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'user'"
     known = set(scalars(db, str, query, (turn.id,))) if rows else set()
-    texts = (f"Message from a person, sent while you work: {row.payload.text}" for row in rows if row.payload.text)
+    said = (row.payload.text for row in rows if row.kind is InboxKind.MESSAGE and row.payload.text)
+    texts = (f"Message from a person, sent while you work: {text}" for text in said)
     new = [text for text in dict.fromkeys(texts) if text not in known]
     for text in new:
-        said = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text, turn_id=turn.id)
-        append_to_tip(db, turn.lineage_id, said, now)
+        copy = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text, turn_id=turn.id)
+        append_to_tip(db, turn.lineage_id, copy, now)
     return len(new)
 
 

@@ -11,7 +11,7 @@ from hermes_state.admin.repair import repair_database
 from hermes_state.chats import load_history
 from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.errors import LookupRejected
-from hermes_state.inbox import InboxMode
+from hermes_state.inbox import InboxKind, InboxMode
 from hermes_state.journal import ModelAnswer
 from hermes_state.models.ledger import ModelCall, cost_of_conversation
 from hermes_state.sessions import load_active, load_session, load_tip
@@ -106,9 +106,10 @@ def test_the_chats_turn_is_the_parent_and_excludes_others(db: sqlite3.Connection
     with pytest.raises(REJECTED):
         start(db, chat, "at the same time")
     receive(db, chat, "and blue", mode=InboxMode.STEER)
+    receive(db, chat, "Background command 3 has ended.", mode=InboxMode.STEER, kind=InboxKind.NOTICE)
     assert [journal.join_steers(db, children[0], START) for _ in range(2)] == [1, 0], "a sub-agent gets one copy"
     assert seen(db, children[0].lineage_id)[-1] == "Message from a person, sent while you work: and blue"
-    assert journal.join_steers(db, turn, START) == 1, "the message still belongs to the turn of the chat"
+    assert journal.join_steers(db, turn, START) == 2, "both still belong to the turn of the chat"
 
 
 @pytest.mark.parametrize("end", ["stop", "fail", "finish"])
