@@ -333,7 +333,7 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
       (SELECT s.title FROM sessions s WHERE s.lineage_id = u.lineage_id AND s.title IS NOT NULL
         ORDER BY s.depth DESC LIMIT 1) AS title,
       coalesce((SELECT substr(m.text, 1, 200) FROM messages m WHERE m.lineage_id = u.lineage_id AND m.origin = 'human'
-        ORDER BY m.id LIMIT 1), '') AS first_words,
+        AND m.seq > 0 ORDER BY m.id LIMIT 1), '') AS first_words,
       EXISTS (SELECT 1 FROM sessions a WHERE a.id = c.active_session_id AND a.lineage_id = u.lineage_id) AS is_active
     FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth
     JOIN chats c ON c.id = t.chat_id ORDER BY u.used_at DESC"""

@@ -19,7 +19,7 @@ from hermes_state.attachments import StoredFile
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.search.full_text import search
-from hermes_state.sessions import reset
+from hermes_state.sessions import list_conversations, reset
 from hermes_state.store.sql import Connection
 from hermes_state.values import (
     AttachmentKind,
@@ -80,6 +80,8 @@ async def test_a_text_document_is_read_into_the_turn(gateway: TestGateway, conte
 async def test_a_long_document_is_cut_and_sender_and_model_are_told(gateway: TestGateway, text: str) -> None:
     await send(gateway, file(), b"x" * (MAX_TEXT_CHARS + 1), text)
     assert heard(gateway) == (Document(name="a.txt", text="x" * MAX_TEXT_CHARS, was_truncated=True),)
+    [conversation] = await gateway.store.read(list_conversations, None, 1)
+    assert conversation.first_words == text
     hint, reply = gateway.adapter.texts()
     assert "“a.txt”" in hint
     assert "first 50,000 characters" in hint
