@@ -263,12 +263,13 @@ def show_instead(db: Connection, row: Message, text: str, now: Millis) -> Messag
 
 
 def split_exchanges(view: View) -> list[list[Message]]:
-    """Group rows into exchanges, which start with a human message or the talk before it. Drop earlier rows."""
+    """Group rows into exchanges, which start with a human message. Drop earlier rows, and talk between mentions."""
     exchanges: list[list[Message]] = []
     turn = None
     for message in view.transcript:
-        is_said = message.origin in (Origin.HUMAN, Origin.TALK)
-        if is_said and (message.turn_id is None or message.turn_id != turn):
+        if message.origin is Origin.TALK:
+            continue
+        if message.origin is Origin.HUMAN and (message.turn_id is None or message.turn_id != turn):
             exchanges.append([])
             turn = message.turn_id
         if exchanges:

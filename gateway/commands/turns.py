@@ -155,8 +155,7 @@ def undo(request: CommandRequest, db: Connection, now: Millis) -> str:
     taken = exchanges[-count:]
     hide(db, view.session.id, [message.id for exchange in taken for message in exchange], "undo", now)
     outbox.end_offer(db, request.chat.id, "retry", now)
-    said = next((message for message in taken[0] if message.origin is Origin.HUMAN), taken[0][0])
-    words = shortened(said.text or "")
+    words = shortened(taken[0][0].text or "")
     text = f"Undid {counted(len(taken), 'exchange')}, starting with “{words}”. "
     text += "The model no longer sees this part, but /history still shows it."
     return f"{text} {BEFORE_IS_COMPRESSED}" if len(taken) < count and is_compressed else text

@@ -104,6 +104,16 @@ async def test_a_turn_stopped_while_waiting_for_a_slot_calls_no_model(serve: Ser
         assert gateway.model.heard == [["q"], ["long"], ["q", "and now?"]]
 
 
+async def test_undo_leaves_the_talk_between_mentions_in_view(serve: Serve) -> None:
+    async with serve(groups={"context": "on"}) as gateway:
+        await gateway.say("said before", chat=GROUP, is_addressed=False)
+        await gateway.ask("wrong", chat=GROUP, sender=BOSS)
+        await gateway.ask("/undo", chat=GROUP, sender=BOSS)
+        assert "There is nothing to undo" in await gateway.ask("/undo", chat=GROUP, sender=BOSS)
+        await gateway.ask("right", chat=GROUP, sender=BOSS)
+        assert [row.text for row in gateway.model.requests[-1].transcript] == ["said before", "right"]
+
+
 async def test_talk_of_a_group_that_switched_it_off_is_not_shown(serve: Serve) -> None:
     async with serve(groups={"context": "on"}) as gateway:
         await gateway.say("said before", chat=GROUP, is_addressed=False)
