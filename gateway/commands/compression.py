@@ -66,7 +66,12 @@ def _settle(
     accuracy = accuracy_sentence(outcome.compressions, notices) if isinstance(outcome, Compressed) else None
     text = _outcome_text(outcome) + (f"\n{accuracy}" if accuracy is not None else "")
     buttons = undo_buttons(outcome) if isinstance(outcome, Compressed) else ()
-    return CommandReply(markdown=text, buttons=buttons, offer="undo", on_commit=partial(log_outcome, result, outcome))
+    return CommandReply(
+        markdown=text,
+        buttons=buttons,
+        offer="undo" if buttons else None,
+        on_commit=partial(log_outcome, result, outcome),
+    )
 
 
 def _outcome_text(outcome: CompressionOutcome) -> str:

@@ -430,6 +430,10 @@ async def test_the_undo_button_is_for_its_compression_only_and_vanishes(gateway:
     compressed = gateway.adapter.requests[-1]
     [button] = compressed.part.buttons
     assert button.label == "Undo"
+    await gateway.ask("/compress here 1000")
+    assert await gateway.rows("SELECT count(*) FROM live_buttons WHERE topic = 'undo'") == [(1,)], (
+        "nothing was compressed"
+    )
     assert "can no longer be undone" in await gateway.ask("/compress undo #0000abcd")
     assert "Compression undone" in await gateway.ask(button.command)
     await gateway.quiet()
