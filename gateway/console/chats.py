@@ -26,7 +26,7 @@ from hermes_state.search.full_text import FoundMessage, marked, search
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.text import counted, whole_number
-from hermes_state.values import ChatId, ChatKey, Millis, recall_id
+from hermes_state.values import ChatId, ChatKey, Millis, parse_recall_id, recall_id
 from hermes_state.web_chats import find_titled, search_scope
 from platforms.console import ConsolePage, Values, WebPerson
 
@@ -139,6 +139,8 @@ def _titles(db: Connection, words: str, like: ChatKey | None, platform: str) -> 
 async def load_message(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
     """Load the messages around one message."""
     name = field_of(query, "id")
+    if not person.is_admin and parse_recall_id(name) is None:
+        raise CommandError(f"There is no message {name[:40]}.")  # other refusals tell which chats exist
 
     def read(db: Connection) -> tuple[Chat, str, list[HistoryMessage]] | None:
         place = find_place(db, name)

@@ -125,3 +125,7 @@ async def test_a_message_opens_with_the_messages_around_it(store: Store, tmp_pat
         for name in ("local:main", "m99999", "x" * 300):
             with pytest.raises(CommandError):
                 await load_message(context, OWNER, {"id": name})
+        [start, *_] = await gateway.rows("SELECT substr(key, 1, 4) FROM sessions")  # all sessions start alike
+        for name in ("local:main", *start, "m99999", own["id"]):
+            with pytest.raises(CommandError, match=rf"^There is no message {name}\.$"):
+                await load_message(context, GUEST, {"id": name})
