@@ -220,7 +220,7 @@ class DiscordSender:
                 async for message in channel.history(limit=500, after=after):
                     if not isinstance(message, discord.Message) or not self.client.is_own(message.author):
                         continue
-                    is_same = message.nonce == nonce or (text is not None and message.content.strip() == text.strip())
+                    is_same = message.nonce == nonce or (text and message.content.strip() == text.strip())
                     if is_same and self._delivered.get(str(message.id), key) == key:
                         return str(message.id)
         except ChatUnreachable as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hermes_state.errors import (
     SendAmbiguous,
 )
 from hermes_state.values import Button, ChatKey, Millis, OutboundPart, SystemClock
-from platforms.base import Preview, SendRequest
+from platforms.base import OutboundFile, Preview, SendRequest
 from tests.fakes import discord_limits
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import GENERAL, DiscordHarness, chat
@@ -96,6 +97,14 @@ async def test_a_late_repeat_is_not_confused_with_a_persons_message_of_the_same_
     await live.write("42")
     await live.adapter.send(request(live.direct_chat, "42", tried_before=LATE))
     assert await live.visible(live.direct_chat) == ["42"]
+
+
+async def test_a_late_repeat_of_a_file_is_not_confused_with_another_file(live: DiscordHarness) -> None:
+    await live.post("config", {"nonce_seconds": 0})
+    one = OutboundFile(name="one.txt", mime="text/plain", size_bytes=1, content=b"x")
+    before_a_restart = await live.adapter._connected_sender().post(live.direct_chat.chat_ref, "", "k1", file=one)
+    second = replace(request(live.direct_chat, "", "k2", tried_before=LATE), file=replace(one, name="two.txt"))
+    assert await live.adapter.send(second) != before_a_restart
 
 
 async def test_a_late_repeat_searches_a_busy_channel(live: DiscordHarness) -> None:
