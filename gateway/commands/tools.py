@@ -80,7 +80,7 @@ def _forget(request: CommandRequest, db: Connection, _now: Millis) -> str:
     return f"Revoked {counted(count, 'permission')}. I will ask again." if count else "There are no saved permissions."
 
 
-STEPS_PER_PAGE = 20
+STEPS_PER_PAGE = 12  # fit into one message of Discord
 
 
 async def steps(request: CommandRequest) -> CommandResult:
