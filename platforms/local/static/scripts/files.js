@@ -9,6 +9,7 @@
   }
 
   async function showPicture(picture) {
+    picture.dataset.isAsked = "";
     try {
       picture.src = await fetched(picture.dataset.file); // a picture, or a recording
       picture.addEventListener("load", () => { URL.revokeObjectURL(picture.src); }, { once: true });
@@ -16,7 +17,7 @@
   }
 
   document.addEventListener("htmx:after:swap", () => {
-    document.querySelectorAll("#log :is(img, audio)[data-file]:not([src])").forEach(showPicture);
+    document.querySelectorAll("#log :is(img, audio)[data-file]:not([data-is-asked])").forEach(showPicture);
   });
 
   document.addEventListener("click", async (event) => {
