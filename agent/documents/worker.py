@@ -9,16 +9,18 @@ import base64
 import contextlib
 import io
 import json
+import os
 import posixpath
 import re
 import resource
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from lxml import etree
 
@@ -38,8 +40,11 @@ class UnreadableError(Exception):
     """The file cannot be read. The message is a key of `_FAULTS` in reading.py."""
 
 
-def main(first: int, last: int, max_characters: int, max_images: int, seconds: float) -> int:
-    """Write the text of the document on standard input, and return the exit code."""
+def main(first: int, last: int, max_characters: int, max_images: int, seconds: float) -> NoReturn:
+    """Write the text of the document on standard input, and exit.
+
+    A thread reads it. If a page takes too long, the pages before it are written, and the thread ends with the process.
+    """
     file = open(0, "rb", closefd=False)  # noqa: SIM115  # ends with the process
     start = file.read(1_024)
     is_pdf, ends_at = b"%PDF-" in start, time.monotonic() + seconds
@@ -50,12 +55,27 @@ def main(first: int, last: int, max_characters: int, max_images: int, seconds: f
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some limits; the caller also limits the time
             resource.setrlimit(bound, (most, most))
     told: dict[str, Any] = {"unit": "page", "total": 0, "done": 0, "scans": [], "images": [], "fault": ""}
-    pieces, size = list[str](), 0
+    pieces = list[str]()
+    lines = _pdf(told, first, last, max_images) if is_pdf else _office(file, start, told, first, last)
+    reader = threading.Thread(target=_read, args=(lines, told, pieces, max_characters), daemon=True)
+    reader.start()
+    reader.join(ends_at - time.monotonic())
+    if reader.is_alive() and not told["done"]:
+        told["fault"] = "bomb"
+    head = json.dumps(told)
+    text = "\n".join(pieces)[:max_characters]
+    sys.stdout.buffer.write(f"{head}\n{text}".encode())
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for the thread
+
+
+def _read(lines: Iterator[str], told: dict[str, Any], pieces: list[str], max_characters: int) -> None:
+    size = 0
     try:
-        for line in _pdf(told, first, last, max_images) if is_pdf else _office(file, start, told, first, last):
+        for line in lines:
             pieces.append(_CONTROLS.sub("", line.replace("\r\n", "\n").replace("\r", "\n")))
             size += len(pieces[-1]) + 1
-            if size > max_characters or time.monotonic() > ends_at:
+            if size > max_characters:
                 break
     except UnreadableError as error:
         told["fault"] = str(error)
@@ -63,9 +83,6 @@ def main(first: int, last: int, max_characters: int, max_images: int, seconds: f
         told["fault"] = "bomb"
     except Exception:  # noqa: BLE001  # parsers may raise anything for broken bytes
         told["fault"] = "" if told["done"] else "broken"  # pages before a broken one are kept
-    text = "\n".join(pieces)[:max_characters]
-    sys.stdout.buffer.write(f"{json.dumps(told)}\n{text}".encode())
-    return 0
 
 
 def _head(told: dict[str, Any], number: int, name: str = "") -> str:
@@ -308,4 +325,4 @@ def _cell(cell: Any, shared: list[str], dates: set[str], epoch: datetime) -> str
 
 if __name__ == "__main__":
     first, last, characters, images = map(int, sys.argv[1:5])
-    sys.exit(main(first, last, characters, images, float(sys.argv[5])))
+    main(first, last, characters, images, float(sys.argv[5]))

@@ -44,6 +44,15 @@ async def test_a_range_of_pages(tmp_path: Path, first: int, last: int, heads: li
         )
 
 
+async def test_pages_before_a_slow_one_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "READ_SECONDS", 2)
+    slow = ") Tj ET " + "1 0 0 rg 50 50 500 700 re f " * 5_000 + " BT ("  # a picture that takes seconds to draw
+    found = await read(pdf("first words", slow, "last words"), tmp_path, max_images=1)
+    assert (found.text, found.done, found.total) == ("[page 1 of 3]\nfirst words", 1, 3)
+    with pytest.raises(UnreadableDocumentError, match="needs too much memory or time"):
+        await read(pdf(slow), tmp_path, max_images=1)
+
+
 async def test_pages_without_text_are_rendered_for_models_that_see(tmp_path: Path) -> None:
     scan = pdf("words on paper", "", "", "")
     found = await read(scan, tmp_path, max_images=2)
