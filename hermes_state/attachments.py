@@ -3,6 +3,7 @@
 `hermes_state.files` stores the files themselves.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -62,12 +63,17 @@ def load_file(db: Connection, chat_id: ChatId, attachment_id: int) -> SentFile |
 
 
 def load_files(db: Connection, message_ids: Sequence[MessageId]) -> list[MessageFile]:
-    """Load the files of these messages, oldest first, whether a person uploaded them or a tool call sent them."""
+    """Load the files of these messages, oldest first, whether a person uploaded them or a tool call sent them.
+
+    Leaves out the pictures that the gateway made of a document's pages.
+    """
     if not message_ids:  # PostgreSQL rejects `IN ()`
         return []
     marks = ",".join("?" * len(message_ids))
     query = f"SELECT {_FILE}, message_id FROM attachments WHERE message_id IN ({marks}) ORDER BY id"
-    return select(db, MessageFile, query, message_ids)
+    files = select(db, MessageFile, query, message_ids)
+    pages = {f"{file.name} page " for file in files}
+    return [file for file in files if re.sub(r"\d+\.jpg\Z", "", file.name) not in pages]
 
 
 def load_surplus(db: Connection, max_bytes: int) -> list[str]:
