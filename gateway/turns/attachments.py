@@ -125,9 +125,9 @@ class AttachmentHandler:
     """Workspaces of the file tools, or None if there are no file tools."""
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedMessage] | None:
-        """Read the files of `rows` for their turn. Returns None if a message had only unusable files.
+        """Read the files of `rows` for their turn. Returns None if the caller must read the waiting rows again.
 
-        That message has then been answered and settled, and the caller must read the waiting rows again.
+        Then a message was withdrawn, or it had only unusable files and has been answered and settled.
         """
         if not any(row.payload.attachments for row in rows):
             return {}
@@ -137,7 +137,8 @@ class AttachmentHandler:
         for row in rows:
             if not row.payload.attachments:
                 continue
-            gathered = await self._gather(chat, row)
+            if (gathered := await self._gather(chat, row)) is None:
+                return None
             is_useful = gathered.is_useful_in(row)
             if gathered.parts:  # storing them begins a new conversation if the last one has expired
                 await self.store.write(tell_expired, chat_id, self.clock.now())
@@ -162,9 +163,12 @@ class AttachmentHandler:
             prepared[row.id] = PreparedMessage(body=body, attachment_ids=tuple(gathered.ids), parts=tuple(parts))
         return prepared if is_whole else None
 
-    async def _gather(self, chat: Chat, row: InboxRow) -> _ReadResult:
+    async def _gather(self, chat: Chat, row: InboxRow) -> _ReadResult | None:
+        """Read the files of a message. Returns None if the message no longer waits."""
         gathered = _ReadResult()
         for attachment in row.payload.attachments:
+            if not await self.store.read(inbox.load_rows, [row.id]):
+                return None
             named = f"{attachment.kind} “{file_kinds.quoted_name(attachment)}”"
             if attachment.is_quoted and attachment.file_ref:
                 gathered.note(f"{named} belongs to the quoted message")

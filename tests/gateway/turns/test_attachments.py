@@ -1,5 +1,6 @@
 """Files that people send are added to the turn, stored once, or refused with an explanation."""
 
+import asyncio
 import errno
 import hashlib
 import os
@@ -203,6 +204,25 @@ async def test_a_file_waits_for_a_platform_that_is_just_starting(gateway: TestGa
     gateway.adapter.state = AdapterState.RUNNING
     await gateway.quiet()
     assert [document.text for document in heard(gateway)] == ["words"]
+
+
+async def test_a_message_withdrawn_while_its_files_are_fetched_is_read_no_further(gateway: TestGateway) -> None:
+    names, fetched = ["one.txt", "two.txt"], []
+    gateway.adapter.files |= dict.fromkeys(names, b"words")
+    real, is_withdrawn = gateway.adapter.download, asyncio.Event()
+
+    async def slow(attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
+        fetched.append(attachment.name)
+        await is_withdrawn.wait()
+        return await real(attachment, target, max_bytes)
+
+    gateway.adapter.download = slow  # type: ignore[method-assign]
+    message = await gateway.say("look", files=[file(name) for name in names])
+    await eventually(lambda: fetched, "the first file is fetched")
+    await gateway.delete(message)
+    is_withdrawn.set()
+    await gateway.tell("something else")
+    assert fetched == names[:1]
 
 
 async def test_a_fetch_that_fails_is_tried_again(gateway: TestGateway) -> None:
