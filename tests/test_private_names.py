@@ -30,6 +30,8 @@ ALLOWED = {
     "agent/tools/mcp/connection.py": {"httpcore2._backends.anyio.AnyIOStream"},
     # aiohttp has no SOCKS, and no way to give an HTTP proxy a checked address instead of a name.
     "hermes_state/connector.py": {"_get_ssl_context", "_resolve_host"},
+    # The name of the system call in Python's documentation. It ends a process whose thread may hang in a parser.
+    "agent/documents/worker.py": {"_exit"},
     # asyncio has no public method that closes the pipes of a process that has ended.
     "agent/tools/mcp/stdio.py": {"_transport"},
 }
