@@ -25,9 +25,8 @@ from platforms.markdown import (
     table_rows,
     unfolded,
 )
-from platforms.parts import PartWriter
 from platforms.settings import TableStyle
-from platforms.text import utf16_units, with_newlines
+from platforms.text import PartWriter, utf16_units, with_newlines
 
 LIMIT = 2000
 """Maximum length of a Discord message, in UTF-16 code units."""

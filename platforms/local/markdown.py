@@ -20,8 +20,7 @@ from markupsafe import Markup, escape
 
 from platforms.formulas import add_formulas
 from platforms.markdown import BLOCKS, BREAK, code_of, parser
-from platforms.parts import PartWriter
-from platforms.text import utf16_units, with_newlines
+from platforms.text import PartWriter, utf16_units, with_newlines
 
 _ADDRESS = re.compile(r"(?<![\w/])https?://[^\s<>\"'`|\\^{}\[\]\u3000-\u303f\uff00-\uffef]{1,2000}", re.I)
 _NOTE = re.compile(r"\[\^([A-Za-z0-9_-]{1,20})\](:?)")

@@ -20,10 +20,9 @@ from hermes_state.text import well_formed
 from hermes_state.values import OutboundPart
 from platforms.formulas import add_formulas, shown
 from platforms.markdown import BREAK, Listed, code_of, listed, parsed_cell, parser, table_rows
-from platforms.parts import Block, Splitter
 from platforms.settings import TableStyle
 from platforms.telegram.inbound import MESSAGE_UNITS
-from platforms.text import utf16_units, with_newlines
+from platforms.text import Block, Splitter, utf16_units, with_newlines
 
 REPEAT_MARK = "(possibly a repeat) "
 """Prefix of a part that might already be visible."""
