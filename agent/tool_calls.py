@@ -28,12 +28,10 @@ from hermes_state.values import (
     Clock,
     Message,
     MessageId,
-    MessageRole,
     Millis,
     Tokens,
     ToolCall,
     ToolEffect,
-    Transcript,
     TurnId,
     recall_id,
 )
@@ -178,25 +176,6 @@ def _end_round(
 ) -> None:
     budget.spill(db, claim.id, tools, input_window, now)
     journal.join_steers(db, claim, now)
-
-
-def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
-    """Return the turn's newest model reply and its calls that have no result yet. Return None if no call is open."""
-    answered: set[str] = set()
-    for row in reversed(transcript):
-        if row.turn_id != turn_id:
-            continue
-        if row.role is MessageRole.TOOL and row.tool_call_id is not None:
-            answered.add(row.tool_call_id)
-        elif row.role is MessageRole.ASSISTANT:
-            calls = [call for call in row.body.calls if call.id not in answered]
-            return (row, calls) if calls else None
-    return None
-
-
-def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
-    """Return True if tool results are the newest rows of the turn, so its next step is a model call."""
-    return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id
 
 
 # ---- result budgets

@@ -22,7 +22,7 @@ from agent.images.model_images import RetriedImageCall
 from agent.model.base import FinishReason, ModelRequest, Payer
 from agent.model.client import CompletedCall, record_cancelled
 from agent.prompt import PromptBuilder
-from agent.tool_calls import ResultBudget, ToolCallRunner, ends_with_results, open_calls
+from agent.tool_calls import ResultBudget, ToolCallRunner
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import OnStep, PromptStatus, ToolContext
 from hermes_state import journal, sessions
@@ -35,7 +35,16 @@ from hermes_state.store.writer import Store
 from hermes_state.tool_runs import count_tool_rounds
 from hermes_state.transcripts import View, ViewCache
 from hermes_state.turns import RunningTurn, TurnMoved
-from hermes_state.values import Clock, ConversationRef, Message, MessageId
+from hermes_state.values import (
+    Clock,
+    ConversationRef,
+    Message,
+    MessageId,
+    MessageRole,
+    ToolCall,
+    Transcript,
+    TurnId,
+)
 
 log = structlog.get_logger()
 
@@ -189,10 +198,10 @@ class Agent:
         # Ask the store, because the view does not contain rounds that were compressed.
         rounds = await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
         state = _RunState(turn=turn, model=model, on_text=on_text, on_step=on_step, rounds=rounds)
-        step = open_calls(view.transcript, turn.id)
+        step = _open_calls(view.transcript, turn.id)
         if step is not None:
             await self._calls.resume(turn, *step, self._context(state))
-        if step is not None or ends_with_results(view.transcript, turn.id):
+        if step is not None or _ends_with_results(view.transcript, turn.id):
             view = await self._after_tools(turn, model)
         while True:
             known = prompt if prompt is not None and prompt.view is view else None
@@ -373,3 +382,22 @@ def _lower_output(request: ModelRequest, error: OutputCapExceeded) -> int:
     if lower < 256:
         raise error
     return lower
+
+
+def _open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
+    """Return the turn's newest model reply and its calls that have no result yet. Return None if no call is open."""
+    answered: set[str] = set()
+    for row in reversed(transcript):
+        if row.turn_id != turn_id:
+            continue
+        if row.role is MessageRole.TOOL and row.tool_call_id is not None:
+            answered.add(row.tool_call_id)
+        elif row.role is MessageRole.ASSISTANT:
+            calls = [call for call in row.body.calls if call.id not in answered]
+            return (row, calls) if calls else None
+    return None
+
+
+def _ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
+    """Return True if tool results are the newest rows of the turn, so its next step is a model call."""
+    return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id
