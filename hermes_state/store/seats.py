@@ -114,13 +114,8 @@ class Seat(ABC):
 class OnlySeat(Seat):
     """The seat of a gateway with its own database."""
 
-    @property
-    def is_shared(self) -> bool:
-        return False
-
-    @property
-    def is_certain(self) -> bool:
-        return True
+    is_shared = False
+    is_certain = True
 
     async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
         return set(locks[:most])
