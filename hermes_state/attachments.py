@@ -99,8 +99,11 @@ def forget(db: Connection, paths: list[str]) -> None:
 
 # ---- parts of long documents
 
-_PARTS_NOTE = "parts.{}"
-"""Key of the note with the id of a chat's first unbound part, because no index finds unbound parts."""
+PARTS_NOTE = "parts.{}"
+"""Key of the note with the id of a chat's first unbound part, because no index finds unbound parts.
+
+Parts are unbound while their message is being prepared, and after a crash or a withdrawal of the message.
+"""
 
 
 @locks(chat="chat_id")
@@ -120,7 +123,7 @@ def store_part(db: Connection, chat_id: ChatId, row: InboxRow, part: Document, n
     )
     part_id = append_part(db, ensure_active(db, chat_id, now).id, new, row.sent_at)
     note = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
-    db.execute(note, (_PARTS_NOTE.format(chat_id), str(part_id)))
+    db.execute(note, (PARTS_NOTE.format(chat_id), str(part_id)))
     return part_id
 
 
@@ -130,13 +133,8 @@ def bind_parts(
     """Assign document parts to their message. Return False if they belong to another conversation."""
     ours = f"lineage_id = ? AND id IN ({', '.join('?' * len(parts))})"
     bound = db.execute(f"UPDATE messages SET replaces_id = ? WHERE {ours}", (message_id, lineage_id, *parts))
-    db.execute("DELETE FROM meta WHERE key = ?", (_PARTS_NOTE.format(chat_id),))
+    db.execute("DELETE FROM meta WHERE key = ?", (PARTS_NOTE.format(chat_id),))
     return bound.rowcount == len(parts)
-
-
-def has_unbound_parts(db: Connection, chat_id: ChatId) -> bool:
-    """Return True if there are parts of a message without a turn, because of a crash or because it was withdrawn."""
-    return load_note(db, _PARTS_NOTE.format(chat_id)) is not None
 
 
 @locks(chat="chat_id")
@@ -144,7 +142,7 @@ def remove_unbound_parts(db: Connection, chat_id: ChatId) -> None:
     """Delete parts of messages without a turn. Do not call this while a message of the chat is being prepared."""
     query = """DELETE FROM messages WHERE lineage_id IN (SELECT lineage_id FROM sessions WHERE chat_id = ?) AND id >= ?
     AND seq < 0 AND indexed = 1 AND replaces_id IS NULL"""
-    key = _PARTS_NOTE.format(chat_id)
+    key = PARTS_NOTE.format(chat_id)
     if (first := load_note(db, key)) is not None:
         db.execute(query, (chat_id, int(first)))
         db.execute("DELETE FROM meta WHERE key = ?", (key,))

@@ -27,7 +27,7 @@ from hermes_state.inbox import InboxKind, InboxMode, InboxRow, InboxState
 from hermes_state.journal import InboxMoved, PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, load_note
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, find_open_turn, find_unended, let_go, take_up
 from hermes_state.values import ChatId, ChatKey, Clock, InboxId, InputKind, Millis, TurnId, UserRef
@@ -413,7 +413,7 @@ def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, lis
     rows = inbox.load_waiting(db, chat_id) if turn is None else []
     scheduled = {row.id for row in rows if row.payload.via is InputKind.SCHEDULED}
     held = scheduled if scheduled and is_unreachable(db, chat_id) else ()
-    has_remains = turn is None and attachments.has_unbound_parts(db, chat_id)
+    has_remains = turn is None and load_note(db, attachments.PARTS_NOTE.format(chat_id)) is not None
     return turn, [row for row in rows if not row.runs_at_once and row.id not in held], has_remains
 
 
