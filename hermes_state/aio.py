@@ -1,4 +1,4 @@
-"""Asyncio helpers: waits with a timeout, exponential backoff, and cancellation."""
+"""Asyncio helpers: waits with a timeout, exponential backoff, cancellation and crashes."""
 
 import asyncio
 from collections import Counter, deque
@@ -149,6 +149,20 @@ def own_cancellation() -> Iterator[None]:
         if task is None or task.cancelling() > 0:
             raise
         raise CancelledElsewhereError("a future that this task awaited was cancelled") from error
+
+
+@contextmanager
+def crash_logged(event: str, **facts: object) -> Iterator[None]:
+    """Log an unexpected error of the block as `event`, with `facts`, instead of raising it.
+
+    Used where a bug, for example in an SDK or a plugin, must not end the caller.
+    """
+    try:
+        yield
+    except Exception:  # noqa: BLE001  # ruff does not see that the line below logs the error
+        import structlog  # see `retried`
+
+        structlog.get_logger().exception(event, **facts)
 
 
 async def make_way() -> None:

@@ -16,6 +16,7 @@ import orjson
 import structlog
 
 from agent.model.base import ToolSchema
+from hermes_state.aio import crash_logged
 from hermes_state.errors import ToolError
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolRunState
@@ -188,13 +189,11 @@ class Tool:
 
     def step_of(self, arguments: Any, key: tuple[MessageId, str], *, is_subagent: bool = False) -> Step:
         """Return a call, which begins now, as a step for people."""
-        words = self.step or GENERAL_STEP
-        try:
-            about = self.name if self.step is None else words.about(arguments)
-        except Exception:  # a plugin's function must not end the turn
-            log.exception("tool.step_failed", tool=self.name)
-            about = self.name
-        return Step(key=key, words=words, about=about, is_subagent=is_subagent)
+        about = self.name
+        if self.step is not None:
+            with crash_logged("tool.step_failed", tool=self.name):  # a plugin's function must not end the turn
+                about = self.step.about(arguments)
+        return Step(key=key, words=self.step or GENERAL_STEP, about=about, is_subagent=is_subagent)
 
     async def reply(self, arguments: Any, context: ToolContext) -> "ToolReply":
         """Run the tool with parsed arguments. Every error in the tool becomes a reply."""

@@ -22,7 +22,7 @@ from gateway.commands.registry import (
 )
 from gateway.outbound.delivery import Delivery
 from hermes_state import inbox, outbox
-from hermes_state.aio import Backoff, cancel_all, retried, track
+from hermes_state.aio import Backoff, cancel_all, crash_logged, retried, track
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
@@ -132,10 +132,8 @@ class CommandRunner:
             if row is not None:
                 await self.run_queued(row)
 
-        try:
+        with crash_logged("command.crashed", inbox_id=inbox_id):  # an error in a command must not end the daemon
             await retried(run, StateError, "command.delayed", backoff=Backoff(0.5), inbox_id=inbox_id)
-        except Exception:  # an error in a command must not end the daemon
-            log.exception("command.crashed", inbox_id=inbox_id)
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
         """Return the effect of the command. A refusal is an effect that only replies."""

@@ -21,7 +21,7 @@ from structlog.contextvars import bound_contextvars
 from gateway.outbound.adapters import AdapterRegistry, GateRegistry, send_or_plain
 from gateway.outbound.reactions import ReactionHandler
 from hermes_state import outbox
-from hermes_state.aio import Backoff, cancel_all, track, wait_until
+from hermes_state.aio import Backoff, cancel_all, crash_logged, track, wait_until
 from hermes_state.chats import load_chat, move_chat
 from hermes_state.errors import (
     ChatMoved,
@@ -204,25 +204,23 @@ class Delivery:
         if (adapter := self.adapters.of(chat)) is None:
             return False
         digest = hashlib.sha256(event_ref.encode()).hexdigest()[:16]
-        try:
-            parts = await render_reply(adapter, WrittenReply(markdown=markdown), self.zone())
-            for number, part in enumerate(parts):
-                request = SendRequest(
-                    chat=chat,
-                    part=part,
-                    key=f"u{digest}.{number}",
-                    reply_to=reply_to,
-                    ticket=ticket,
-                    text_kind=TextKind.NOTICE,
-                )
-                await send_or_plain(adapter, request, self.gates.flood_of(request.chat))
-        except PlatformError as error:
-            log.info("delivery.direct_failed", chat=chat.name, error=type(error).__name__)
-            return False
-        except Exception:  # a bug in an SDK must not end the daemon
-            log.exception("delivery.crashed", chat=chat.name)
-            return False
-        return True
+        with crash_logged("delivery.crashed", chat=chat.name):  # a bug in an SDK must not end the daemon
+            try:
+                parts = await render_reply(adapter, WrittenReply(markdown=markdown), self.zone())
+                for number, part in enumerate(parts):
+                    request = SendRequest(
+                        chat=chat,
+                        part=part,
+                        key=f"u{digest}.{number}",
+                        reply_to=reply_to,
+                        ticket=ticket,
+                        text_kind=TextKind.NOTICE,
+                    )
+                    await send_or_plain(adapter, request, self.gates.flood_of(request.chat))
+                return True
+            except PlatformError as error:
+                log.info("delivery.direct_failed", chat=chat.name, error=type(error).__name__)
+        return False
 
     async def flush(self, seconds: float) -> None:
         """Send replies for at most `seconds`, then stop. Rows that are not sent by then are sent after the next start.

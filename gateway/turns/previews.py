@@ -12,7 +12,7 @@ import structlog
 from agent.tools.registry import Step
 from gateway.outbound.adapters import AdapterRegistry, FloodControl, Gate, GateRegistry
 from gateway.turns.steps import StepLevel, StepLine, load_level, with_line
-from hermes_state.aio import cancel_all, make_way, own_cancellation, wait_until
+from hermes_state.aio import cancel_all, crash_logged, make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
@@ -157,15 +157,14 @@ class LivePreview(TurnPreview):
 
     async def _remove_buttons(self) -> None:
         """Show the text once more, without buttons, because a question follows and later text gets a new message."""
-        try:
-            with own_cancellation():
-                async with asyncio.timeout(REQUEST_SECONDS), self._gate.passing():
-                    with self._flood.obeyed():
-                        await self._adapter.show(self._preview(self._shown))
-        except (PlatformError, StateError, TimeoutError) as error:  # a press then says that nothing is running
-            log.debug("preview.failed", error=type(error).__name__)
-        except Exception:  # a bug in an SDK must not stop the question
-            log.exception("preview.crashed")
+        with crash_logged("preview.crashed"):  # a bug in an SDK must not stop the question
+            try:
+                with own_cancellation():
+                    async with asyncio.timeout(REQUEST_SECONDS), self._gate.passing():
+                        with self._flood.obeyed():
+                            await self._adapter.show(self._preview(self._shown))
+            except (PlatformError, StateError, TimeoutError) as error:  # a press then says that nothing is running
+                log.debug("preview.failed", error=type(error).__name__)
 
     @property
     def _is_lost(self) -> bool:
@@ -184,18 +183,14 @@ class LivePreview(TurnPreview):
                 return await self._save()
             except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.not_found", error=type(error).__name__)
-            except Exception:  # a bug in an SDK must not stop the answer or its preview
-                log.exception("preview.crashed")
-                return
             await asyncio.sleep(0.5)
 
     async def _run(self) -> None:
-        try:
-            if self._is_lost:
+        if self._is_lost:
+            with crash_logged("preview.crashed"):  # a bug in an SDK must not stop the preview
                 await self._find()
+        with crash_logged("preview.crashed"):  # nor the answer
             await self._show_until_closed()
-        except Exception:  # a bug in an SDK must not stop the answer
-            log.exception("preview.crashed")
 
     async def _show_until_closed(self) -> None:
         while True:

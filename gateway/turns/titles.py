@@ -17,6 +17,7 @@ from gateway.config.routes import RouteConfig
 from gateway.models.routes import route_for
 from gateway.models.selection import Runtime
 from hermes_state import sessions
+from hermes_state.aio import crash_logged
 from hermes_state.errors import HermesError, ReplyMalformed
 from hermes_state.models import ledger
 from hermes_state.models.ledger import ModelCall
@@ -76,16 +77,15 @@ class TitleWriter:
             await asyncio.wait(list(self._tasks.values()))
 
     async def _see_to(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> None:
-        try:
-            async with self._slots:
-                if await self._write(chat_id, lineage_id, route):
-                    if len(self._settled) >= 4_096:
-                        self._settled.clear()
-                    self._settled.add(lineage_id)
-        except HermesError as error:
-            log.info("title.failed", error=type(error).__name__, detail=str(error))
-        except Exception:  # no other task awaits this task, and the chats must not be affected
-            log.exception("title.crashed")
+        with crash_logged("title.crashed"):  # no other task awaits this task
+            try:
+                async with self._slots:
+                    if await self._write(chat_id, lineage_id, route):
+                        if len(self._settled) >= 4_096:
+                            self._settled.clear()
+                        self._settled.add(lineage_id)
+            except HermesError as error:
+                log.info("title.failed", error=type(error).__name__, detail=str(error))
 
     async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> bool:
         """Ask for a title and store it. Return True if this conversation needs no further call."""
