@@ -77,14 +77,11 @@ class _List(Arguments, frozen=True):
 
 def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) -> tuple[Tool, ...]:
     """Return `read_file`, `write_file`, `edit_file` and `list_files`. Without `images`, pictures cannot be read."""
-    changes: dict[str, Any] = {
-        "effect": ToolEffect.WRITES,
-        "check": lambda asked, context: parse_path(asked.path),
-        "shape": lambda asked: ANY_FILE,
-        "reach": lambda shape: f"for {shape}",
-        "instructs": lambda asked: "/".join(parse_path(asked.path)) in CONTEXT_FILES,
-    }
+    read_file, list_files = _reading_tools(workspaces, images)
+    return read_file, *_changing_tools(workspaces), list_files
 
+
+def _reading_tools(workspaces: WorkspaceStore, images: "ImageReader | None") -> tuple[Tool, Tool]:
     @tool(
         description="Read a text file, PDF, Office file or picture in the workspace, or a stored result by id, with "
         "line numbers.",
@@ -104,14 +101,29 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
             excerpt = await asyncio.to_thread(_excerpt, text, asked.path.strip(), asked, room=room)
             return ToolReply(text=excerpt, images=row.body.images if is_first else ())
         parts, workspace = parse_path(asked.path), workspaces.of(context.chat_id)
-        if images is not None and (picture := await images.read(workspace, parts, context)) is not None:
-            return picture
-        if (
-            images is not None
-            and (document := await images.read_document(workspace, parts, asked, context)) is not None
-        ):
-            return document
+        if images is not None and (found := await images.read(workspace, parts, asked, context)) is not None:
+            return found
         return await asyncio.to_thread(_read, workspace, parts, asked, room)
+
+    @tool(
+        description="List files and folders in the workspace with their sizes.",
+        effect=ToolEffect.READ_ONLY,
+        step=StepWords(doing="Listing files", did="listed files", about=lambda asked: asked.path),
+    )
+    async def list_files(asked: _List, context: ToolContext) -> str:
+        return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parse_path(asked.path), asked.depth)
+
+    return read_file, list_files
+
+
+def _changing_tools(workspaces: WorkspaceStore) -> tuple[Tool, Tool]:
+    changes: dict[str, Any] = {
+        "effect": ToolEffect.WRITES,
+        "check": lambda asked, context: parse_path(asked.path),
+        "shape": lambda asked: ANY_FILE,
+        "reach": lambda shape: f"for {shape}",
+        "instructs": lambda asked: "/".join(parse_path(asked.path)) in CONTEXT_FILES,
+    }
 
     @tool(
         description="Write a text file in the workspace. Creates folders and replaces an existing file.",
@@ -139,15 +151,7 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
         parts = parse_path(asked.path)
         return await _changed(workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, asked))
 
-    @tool(
-        description="List files and folders in the workspace with their sizes.",
-        effect=ToolEffect.READ_ONLY,
-        step=StepWords(doing="Listing files", did="listed files", about=lambda asked: asked.path),
-    )
-    async def list_files(asked: _List, context: ToolContext) -> str:
-        return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parse_path(asked.path), asked.depth)
-
-    return read_file, write_file, edit_file, list_files
+    return write_file, edit_file
 
 
 def _shown_path(asked: _Write | _Edit) -> str:
@@ -362,7 +366,14 @@ class ImageReader:
     clock: Clock
     documents: DocumentReader = field(default_factory=DocumentReader)
 
-    async def read_document(
+    async def read(
+        self, workspace: WorkspaceHandle, parts: PathParts, asked: _Read, context: ToolContext
+    ) -> str | ToolReply | None:
+        """Return a picture or a document, or None if the file is neither. Raises `ToolError` if it cannot be read."""
+        picture = await self._picture(workspace, parts, context)
+        return picture or await self._document(workspace, parts, asked, context)
+
+    async def _document(
         self, workspace: WorkspaceHandle, parts: PathParts, asked: _Read, context: ToolContext
     ) -> ToolReply | None:
         """Return pages of a PDF or Office file, or None if the file is of another kind.
@@ -391,7 +402,9 @@ class ImageReader:
             raise ToolError(f"the pages cannot be shown now: {error.strerror or error}") from error
         return ToolReply(text=text, images=images)
 
-    async def read(self, workspace: WorkspaceHandle, parts: PathParts, context: ToolContext) -> str | ToolReply | None:
+    async def _picture(
+        self, workspace: WorkspaceHandle, parts: PathParts, context: ToolContext
+    ) -> str | ToolReply | None:
         """Return a picture, or a note for a model without image input, or None if the file is not a picture.
 
         Raises `ToolError` if the file cannot be read or stored.
