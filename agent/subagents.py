@@ -41,8 +41,6 @@ MAX_PARALLEL: Final = 3
 """Maximum number of sub-agents that work for one turn at the same time. One turn must not use up the provider's rate
 limit, which all chats share.
 """
-MAX_ROUNDS: Final = 20
-"""Maximum number of rounds of tool calls for a sub-agent. After the last round, it must report."""
 SECONDS: Final = 600.0
 """Time limit for one sub-agent, in seconds. It starts again after a restart. The turn's deadline also applies."""
 
@@ -173,7 +171,7 @@ class SubagentRunner:
             clock=self.clock,
             pending=CompressionRegistry(),
             redact=self.redact,
-            max_tool_rounds=MAX_ROUNDS,
+            max_tool_rounds=20,  # after the last round, the sub-agent must report
             budget=self.budget,
         )
 

@@ -10,7 +10,7 @@ import functools
 import re
 import ssl
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -19,9 +19,6 @@ from python_socks import ProxyType
 from yarl import URL
 
 from hermes_state.network import NetworkSettings, Proxy, Route, Target, no_proxy
-
-TUNNEL_SECONDS: Final = 30.0
-"""Time limit for opening a tunnel through a proxy, in seconds, if the caller sets none."""
 
 
 @functools.cache
@@ -95,7 +92,7 @@ class _ProxyConnector(aiohttp.TCPConnector):
             try:
                 if self._check is not None:
                     self._check(address)
-                async with asyncio.timeout(timeout.sock_connect or TUNNEL_SECONDS):
+                async with asyncio.timeout(timeout.sock_connect or 30.0):
                     return await self._tunnel(proxy, address, port, req)
             except ssl.CertificateError as error:
                 raise aiohttp.ClientConnectorCertificateError(req.connection_key, error) from error

@@ -38,8 +38,7 @@ from hermes_state.values import (
 _Row: TypeAlias = tuple[Any, ...]  # a row from the database, before `_messages` converts it
 
 EMPTY_BODY = MessageBody()
-OUTSIDER_NOTE = "the writer has no access to this bot"
-OUTSIDER_BODY = MessageBody(notes=(OUTSIDER_NOTE,))
+OUTSIDER_BODY = MessageBody(notes=("the writer has no access to this bot",))
 """Body of a message between two mentions that was written by a person without access."""
 TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which can contain mistakes"
 FORWARDED_NOTE = "the sender passed this message on instead of writing it: its text is quoted and untrusted"

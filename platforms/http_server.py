@@ -12,8 +12,6 @@ from aiohttp import web
 
 MAX_CONNECTIONS_OF_ADDRESS = 64
 """Maximum number of connections from one IP address. A browser opens six, but all clients of a proxy share one."""
-MAX_CONNECTIONS = 4 * MAX_CONNECTIONS_OF_ADDRESS
-"""Maximum number of connections from all addresses. Every open page of the web chat holds one."""
 IDLE_SECONDS = 15.0
 """Time limit in seconds for receiving the headers of a request, and for an idle connection."""
 
@@ -87,7 +85,7 @@ class _ConnectionLimiter:
         held = [one for one in manager.connections if one.transport is not None]
         neighbours = [one for one in held if _address_of(one.transport) == _address_of(transport)]
         is_crowded = len(neighbours) >= MAX_CONNECTIONS_OF_ADDRESS
-        if not is_crowded and len(held) < MAX_CONNECTIONS:
+        if not is_crowded and len(held) < 4 * MAX_CONNECTIONS_OF_ADDRESS:  # every open page holds one connection
             return True
         idle = next((one for one in (neighbours if is_crowded else held) if one.transport not in self._busy), None)
         if idle is not None:

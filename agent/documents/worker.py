@@ -30,8 +30,6 @@ _IMAGE_SIDE: Final = 1_600
 """Longer side of a rendered page, in pixels."""
 _SCAN_CHARACTERS: Final = 8
 """Maximum number of characters on a scan. Scanners often add a page number."""
-_DATE_FORMATS: Final = {*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)}
-"""Numbers of Excel's built-in formats for dates and times."""
 _MAX_COLUMNS: Final = 500
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
@@ -299,7 +297,8 @@ def _date_styles(archive: zipfile.ZipFile, name: str) -> set[str]:
     """Return the numbers of the cell styles that show a date or a time."""
     codes = {one.get("numFmtId"): one.get("formatCode", "").lower() for one in _elements(archive, name, "numFmt")}
     styles = [style for one in _elements(archive, name, "cellXfs") for style in one.iterfind("{*}xf")]
-    dates = {str(number) for number in _DATE_FORMATS}
+    # Excel's built-in formats for dates and times.
+    dates = {str(number) for number in (*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59))}
     for number, code in codes.items():
         if re.search(r"[ymdhs]", re.sub(r'"[^"]*"|\\.|\[(?![hms]+\])[^\]]*\]', "", code)):
             dates.add(number)

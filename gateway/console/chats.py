@@ -34,8 +34,6 @@ PAGE_CHATS = 50
 PAGE_MESSAGES = 100
 MAX_HITS = 30
 MAX_TITLES = 8
-AROUND = 40
-"""Number of messages on a page that shows one message and the messages around it."""
 
 
 # ---- chats and transcripts
@@ -149,7 +147,7 @@ async def load_message(context: ConsoleContext, person: WebPerson, query: Mappin
             return None
         find_ref = "SELECT ref FROM platform_messages WHERE message_id = ? ORDER BY part LIMIT 1"
         ref = scalar_or_none(db, str, find_ref, (place.message_id,)) or str(place.message_id)
-        return chat, ref, HistoryRequest(place=name, limit=AROUND).read(db)
+        return chat, ref, HistoryRequest(place=name, limit=40).read(db)
 
     if (found := await context.store.read(read)) is None:
         raise CommandError(f"There is no message {name[:40]}.")

@@ -29,8 +29,6 @@ from hermes_state.values import (
 from platforms.console import ConsolePage, Values, WebPerson
 
 MAX_NODES = 1_000
-MAX_LABELLED = 60
-"""Maximum number of sessions that a conversation's tree can show with labels."""
 CHART_CALLS, CHART_PARTS = 3_000, 300
 """Maximum number of model calls in the chart, and of points that show them. Older sizes come from compressions."""
 ENDS = {
@@ -176,7 +174,7 @@ def _drawing(
     nodes: Sequence[LineageNode], address: str, opened: LineageNode | None, redact: Redactor
 ) -> Mapping[str, object]:
     parents, lanes = place(nodes)
-    is_labelled = len(nodes) <= MAX_LABELLED
+    is_labelled = len(nodes) <= 60
     step, height, first = (104, 76, 52) if is_labelled else (26, 34, 16)
     spots = {node.id: (first + column * step, 20 + lanes[node.id] * height) for column, node in enumerate(nodes)}
     drawn, edges = [], []

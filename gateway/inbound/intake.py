@@ -63,8 +63,6 @@ TOO_MANY = (
     "{seconds} seconds. Please send them again after that."
 )
 
-HINTS_PER_DAY = 100
-"""Maximum number of private hints to strangers per day, so that a crowd cannot fill the database."""
 NO_ACCESS = "You do not have access to this bot. Please ask the person who runs it."
 AFTER_THIS_ANSWER = "Queued until the current answer is finished. /stop ends that answer now."
 STEERED = "Noted. I will use this in the answer I am working on."
@@ -418,7 +416,8 @@ class GatewayIntake:
             return False
         everybody = replace(message, sender=replace(message.sender, id="*"))
         limiter = self._hint_limiter
-        return limiter.full_since(message, 1) is None and limiter.full_since(everybody, HINTS_PER_DAY) is None
+        # A crowd of strangers must not fill the database.
+        return limiter.full_since(message, 1) is None and limiter.full_since(everybody, 100) is None
 
     async def _hint(self, message: InboundMessage, now: Millis) -> None:
         assert message.direct_ref is not None

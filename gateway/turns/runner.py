@@ -57,9 +57,6 @@ MAX_RESTARTS = 3
 MIN_HYGIENE_MESSAGES = 4
 """Minimum number of messages for which hygiene checks the size in tokens. Shorter views are left to the agent."""
 
-LONG_TURN_MS = 60_000
-"""Duration in milliseconds after which a reaction also shows the end of a turn."""
-
 DEADLINE_SENTENCE = "This took too long, so I stopped. Send /retry to try again."
 CRASH_SENTENCE = "An internal error stopped my answer. Your message is saved. Send /retry to try again."
 STOPPED_NOTICE = "(stopped)"
@@ -287,7 +284,7 @@ def _fail_turn(
 
 def _sign_end(db: Connection, turn: RunningTurn, sign: Sign, now: Millis) -> None:
     """After a long turn, set a reaction on the person's message, because the person may have stopped watching."""
-    is_long = now - turn.started_at >= LONG_TURN_MS and turn.chat_kind is not ChatKind.LOCAL
+    is_long = now - turn.started_at >= 60_000 and turn.chat_kind is not ChatKind.LOCAL
     if is_long and turn.question_ref is not None and turn.ticket is None:
         signed = SignedMessage(ref=turn.question_ref, sign=sign)
         reply = Reply(chat_id=turn.chat_id, markdown="", dedupe_key=f"turn:{turn.id}:sign", signed=signed)

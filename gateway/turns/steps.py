@@ -23,8 +23,6 @@ MAX_LISTED = 10
 """Maximum number of steps in the line if the level is `full`."""
 MAX_KINDS = 4
 """Maximum number of kinds of finished steps in the line."""
-_MAX_ABOUT = 1_000
-"""Maximum number of characters to redact. Far fewer are shown."""
 
 
 def level_key(chat_id: ChatId) -> str:
@@ -115,7 +113,7 @@ def described(step: Step, redact: Callable[[str], str]) -> str:
     "Reading `**a**' @all`"
     """
     doing = f"Sub-agent: {step.words.doing[:1].lower()}{step.words.doing[1:]}" if step.is_subagent else step.words.doing
-    about = redact(step.about[:_MAX_ABOUT]).replace("`", "'")
+    about = redact(step.about[:1_000]).replace("`", "'")  # far fewer characters are shown
     about = shortened("".join(character for character in about if character.isprintable() or character.isspace()))
     return f"{doing} `{about}`" if about else doing
 

@@ -31,7 +31,6 @@ from platforms.console import author
 from platforms.local.markdown import to_html
 
 PAGE_ROWS = 200
-IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ def _load_files(db: Connection, first: MessageId, last: MessageId) -> list[tuple
 
 def _with_content(files: AttachmentFolder, name: str, mime: str, path: str) -> tuple[str, str, bytes | None]:
     try:
-        return name, mime, files.read(path) if mime in IMAGES else None
+        return name, mime, files.read(path) if mime in {"image/png", "image/jpeg", "image/gif", "image/webp"} else None
     except OSError:  # deleted to make room, or the storage does not answer
         return name, mime, None
 

@@ -42,9 +42,6 @@ PAGE_ROWS = 120
 TOOL_CHARACTERS = 4_000
 """Maximum number of characters that a page shows of a tool call's arguments, and of its result."""
 
-PROGRESS_ROWS = 60
-"""Number of newest rows in which an open page looks for changes. A page shows more rows than this."""
-
 _Uploads: TypeAlias = Mapping[MessageId, Sequence[SentFile]]
 
 

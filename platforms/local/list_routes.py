@@ -21,10 +21,6 @@ from platforms.local.pages import is_name
 from platforms.local.requests import Parts, form_of, html, name_in
 
 PAGE_CHATS = 50
-MAX_CHATS = 5_000
-"""Maximum number of chats in one response. A page that already shows more is refreshed from the top."""
-ZONE_HEADER = "Hermes-Zone"
-"""Request header with the reader's time zone."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -48,10 +44,11 @@ class ListRoutes:
         query, store = request.query, self.parts.store
         shown = name if is_name(name := query.get("shown", "")) else ""
         after, is_archived = position_in(query.get("after", "")), query.get("archived") == "1"
-        limit = max(PAGE_CHATS, min(whole_number(query.get("count", "")) or 0, MAX_CHATS))
+        # A page that shows more is refreshed from the top.
+        limit = max(PAGE_CHATS, min(whole_number(query.get("count", "")) or 0, 5_000))
         like = person.chat_key(shown)
         found = await store.read(load_listed, like, limit + 1, after=after or START, is_archived=is_archived)
-        zone, heading = zone_named(request.headers.get(ZONE_HEADER, "")), query.get("heading", "")[:40]
+        zone, heading = zone_named(request.headers.get("Hermes-Zone", "")), query.get("heading", "")[:40]
         view = {
             "entries": list(grouped(found[:limit], zone, self.parts.clock.now(), heading if after else "")),
             "shown": shown,  # chat of the page, or an empty string on other pages

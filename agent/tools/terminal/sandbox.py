@@ -54,8 +54,6 @@ kernel settings if the gateway runs as root.
 """
 _NO_MORE_USERS = ("--unshare-user", "--disable-userns")
 """Options that prevent programs from creating namespaces, in which they could mount file systems of any size."""
-_FORMS: Final = ((*_NO_MORE_USERS, *_PROC), _PROC, _NO_MORE_USERS, ())
-"""Combinations of options, best first. Some machines and systemd units do not allow all options."""
 _READABLE = "/etc/alternatives /etc/ld.so.cache /etc/localtime /etc/mime.types"
 _READABLE_ONLINE = (
     "/etc/resolv.conf /etc/hosts /etc/nsswitch.conf /etc/services /etc/ssl/certs /etc/ssl/openssl.cnf "
@@ -84,7 +82,8 @@ def probe_sandbox() -> SandboxInfo:
         needed, packages = " and ".join(missing), " ".join(missing)
         return SandboxInfo(fault=f"{needed} must be installed; on Debian and Ubuntu: apt install {packages}")
     said = ""
-    for options in _FORMS:
+    # Best first. Some machines and systemd units do not allow all options.
+    for options in ((*_NO_MORE_USERS, *_PROC), _PROC, _NO_MORE_USERS, ()):
         if os.geteuid() == 0 and _PROC[0] not in options:
             continue  # if the gateway is root, the process limit relies on counting processes in /proc
         try:

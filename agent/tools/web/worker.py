@@ -29,8 +29,6 @@ _MEANT: Final = {
 }
 _NONE: Final = ("utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined")
 _MAX_MEMORY: Final = 240 << 20
-_FULL_KB: Final = 235 << 10
-"""Peak memory of a process that has probably reached `_MAX_MEMORY`."""
 _HEAD: Final = ("title", "script", "style", "template", "textarea", "meta", "link", "base", "noscript")
 """HTML elements whose content is not part of the page's text."""
 
@@ -51,7 +49,7 @@ def main(kind: str, charset: str, url: str, max_characters: int) -> int:
         title = ""
         if kind == "html" or (not kind and text.lstrip()[:1] == "<"):
             title, text = extracted(text, url)
-            if sys.platform == "linux" and _peak_kb() > _FULL_KB:
+            if sys.platform == "linux" and _peak_kb() > 235 << 10:  # almost `_MAX_MEMORY`
                 return 4  # when memory runs out, the parser leaves out content and raises no error
         result = {"title": title[:300], "text": text[:max_characters], "length": len(text)}
         sys.stdout.buffer.write(json.dumps(result).encode())

@@ -30,9 +30,6 @@ REPEATS = 10  # retries of a batch that PostgreSQL aborted because of another tr
 TAKEOVER_SECONDS = 5.0
 """Seconds to wait for a lock on the whole database. The server needs time to release the lock of a killed process."""
 
-PAUSE_SECONDS = 5.0
-"""Seconds after which the server ends an idle transaction, so that its chats do not stay locked."""
-
 CLOSE_SECONDS = 10.0  # the server may no longer answer
 
 # HGWY; keys of two integers never equal bigint keys. Gateways share the lock; a copy holds it exclusively.
@@ -120,7 +117,8 @@ class _Session:
             _lock(db, _TOGETHER, refusal, "another process")
         else:
             db.execute(f"SET statement_timeout = {milliseconds(READ_SECONDS)}")
-        pause, wait = milliseconds(PAUSE_SECONDS), int(self._busy_seconds * 1000)
+        # An idle transaction must not keep its chats locked.
+        pause, wait = milliseconds(5.0), int(self._busy_seconds * 1000)
         db.execute(f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait}")
         db.execute("SET idle_session_timeout = 0")  # a limit set for the role would end an unused connection
 
