@@ -16,7 +16,8 @@ from gateway.access.permissions import find_admin_chats
 from gateway.cluster.membership import node_info
 from gateway.config.settings import Config
 from gateway.models.routes import fixed_prompt_tokens, window_from
-from hermes_state.admin.overview import engine_of, load_overview
+from hermes_state.admin.overview import load_overview
+from hermes_state.engines.opening import engine_of
 from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.search.index import find_fault
 from hermes_state.store.sql import Connection

@@ -6,16 +6,14 @@ refuse to open the target. The source is not changed. No other process may use e
 """
 
 import hashlib
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from hermes_state.engines.opening import COPY_NOTE
-from hermes_state.engines.sqlite import offline as sqlite_offline
+from hermes_state.engines.opening import COPY_NOTE, engine_of
 from hermes_state.errors import DatabaseRejected, StoreBroken
 from hermes_state.store.sql import Connection, load_note, nested, save_note, scalar
 from hermes_state.text import shortened
@@ -82,16 +80,6 @@ class CopiedTable:
     """Number of texts in which NUL was replaced with U+FFFD, because PostgreSQL cannot store NUL."""
 
 
-class _CopyEngine(Protocol):
-    """Functions that the `offline` module of each engine provides for a copy."""
-
-    ROW_ERRORS: tuple[type[Exception], ...]
-
-    def load_sequences(self, db: Connection, /) -> dict[str, int]: ...
-    def set_sequences(self, db: Connection, highest: dict[str, int], /) -> None: ...
-    def make_search_index(self, db: Connection, /) -> None: ...
-
-
 def copy_database(source: Connection, target: Connection, name: str, progress: Progress) -> list[CopiedTable]:
     """Copy every row of `source` into `target`, or continue an earlier copy. At the end, compare the two databases.
 
@@ -107,9 +95,9 @@ def copy_database(source: Connection, target: Connection, name: str, progress: P
         for rows in _slices(source, table, (column, "id")):
             _store(target, table, update, [row for row in rows if row[0] is not None], (column, "id"))
     with _transaction(target):
-        _engine_of(target).set_sequences(target, _highest_ids(source))
+        engine_of(target).set_sequences(target, _highest_ids(source))
     compared = [_compared(source, target, table) for table in TABLES]
-    _engine_of(target).make_search_index(target)
+    engine_of(target).make_search_index(target)
     with _transaction(target):
         target.execute("DELETE FROM meta WHERE key = ?", (COPY_NOTE,))
     return compared
@@ -151,13 +139,13 @@ def _copy_table(source: Connection, target: Connection, table: str, progress: Pr
 
 def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row], columns: Sequence[str]) -> None:
     """Store all rows or none. If the target rejects rows, raise a `DatabaseRejected` that names them."""
-    errors = _engine_of(target).ROW_ERRORS
+    errors = engine_of(target).ROW_ERRORS
     try:
         with _transaction(target):
             target.executemany(statement, rows)
     except errors:
         faults = []
-        with suppress(_RolledBack), _transaction(target):
+        with suppress(_RolledBackError), _transaction(target):
             for row in rows:
                 try:
                     with nested(target):
@@ -165,7 +153,7 @@ def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row],
                 except errors as error:
                     name = ", ".join(f"{key} {shortened(str(row[columns.index(key)]))}" for key in TABLES[table])
                     faults.append(f"{name}: {str(error).splitlines()[0]}")
-            raise _RolledBack from None
+            raise _RolledBackError from None
         if not faults:
             raise
         faults[MAX_NAMED:] = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
@@ -226,7 +214,7 @@ def _columns(db: Connection, table: str) -> tuple[str, ...]:
 
 def _highest_ids(db: Connection) -> dict[str, int]:
     """Return the highest known id of each table, including ids of deleted rows."""
-    given = _engine_of(db).load_sequences(db)
+    given = engine_of(db).load_sequences(db)
     tables = [table for table, keys in TABLES.items() if keys == ("id",)]
     highest = {table: scalar(db, int, f"SELECT coalesce(max(id), 0) FROM {table}") for table in tables}
     return {table: max(given.get(table, 0), last) for table, last in highest.items()}
@@ -239,7 +227,7 @@ def _without_nul(row: _Row) -> tuple[Any, ...]:
     )
 
 
-class _RolledBack(Exception):
+class _RolledBackError(Exception):
     """Raised inside a transaction to roll it back."""
 
 
@@ -252,12 +240,3 @@ def _transaction(db: Connection) -> Iterator[None]:
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
-
-
-def _engine_of(db: Connection) -> _CopyEngine:
-    if isinstance(db, sqlite3.Connection):
-        return sqlite_offline
-    # PostgreSQL's driver is an optional dependency
-    from hermes_state.engines.postgres import offline as postgres_offline
-
-    return postgres_offline

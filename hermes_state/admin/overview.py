@@ -1,11 +1,8 @@
 """Row counts for `status` and `doctor`, with or without a running daemon."""
 
-import sqlite3
-from typing import Protocol
-
 import msgspec
 
-from hermes_state.engines.sqlite import offline as sqlite_offline
+from hermes_state.engines.opening import engine_of
 from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.sql import Connection, scalar, select
 
@@ -35,17 +32,6 @@ _COUNTS = f"""
 """
 
 
-class EngineOverview(Protocol):
-    SCHEMA: str
-    BYTES: str
-
-    def find_fault(self, db: Connection, /) -> str | None:
-        """Return a sentence that describes a fault, or None. For SQLite, this takes seconds per gigabyte."""
-
-    def describe(self, db: Connection, /) -> str:
-        """Return a short phrase that describes the database and can start a sentence."""
-
-
 def load_overview(db: Connection) -> DatabaseStatus:
     """Count the rows of every table. Takes tens of milliseconds with a million messages."""
     engine = engine_of(db)
@@ -56,12 +42,3 @@ def load_overview(db: Connection) -> DatabaseStatus:
 def lacks_ratings(db: Connection) -> bool:
     """Return True if an older version wrote the database. The next start updates it."""
     return scalar(db, int, f"SELECT {engine_of(db).SCHEMA}") < 26
-
-
-def engine_of(db: Connection) -> EngineOverview:
-    if isinstance(db, sqlite3.Connection):
-        return sqlite_offline
-    # PostgreSQL's driver is an optional dependency
-    from hermes_state.engines.postgres import offline as postgres_offline
-
-    return postgres_offline

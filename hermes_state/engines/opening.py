@@ -4,11 +4,12 @@ PostgreSQL's driver is imported only if needed, because it is optional and takes
 """
 
 import importlib.util
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from hermes_state.engines.sqlite import offline as sqlite_offline
 from hermes_state.engines.sqlite.connections import Synchronous
@@ -194,3 +195,29 @@ def _check_address(url: str) -> None:
             "store.url is not a valid PostgreSQL address: it has an unknown parameter, or a % that does not start a "
             "code such as %40 for @"
         ) from None
+
+
+class OfflineEngine(Protocol):
+    """Contents of the `offline` module of each engine that work on an open connection."""
+
+    SCHEMA: str
+    BYTES: str
+    ROW_ERRORS: tuple[type[Exception], ...]
+
+    def find_fault(self, db: Connection, /) -> str | None:
+        """Return a sentence that describes a fault, or None. For SQLite, this takes seconds per gigabyte."""
+
+    def describe(self, db: Connection, /) -> str:
+        """Return a short phrase that describes the database and can start a sentence."""
+
+    def load_sequences(self, db: Connection, /) -> dict[str, int]: ...
+    def set_sequences(self, db: Connection, highest: dict[str, int], /) -> None: ...
+    def make_search_index(self, db: Connection, /) -> None: ...
+
+
+def engine_of(db: Connection) -> OfflineEngine:
+    if isinstance(db, sqlite3.Connection):
+        return sqlite_offline
+    from hermes_state.engines.postgres import offline as postgres_offline
+
+    return postgres_offline

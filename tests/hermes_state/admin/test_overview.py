@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from hermes_state import inbox
-from hermes_state.admin.overview import engine_of, load_overview
-from hermes_state.engines.opening import open_offline
+from hermes_state.admin.overview import load_overview
+from hermes_state.engines.opening import engine_of, open_offline
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.errors import DatabaseRejected, LockUnavailable
 from hermes_state.store.writer import Store
