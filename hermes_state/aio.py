@@ -97,7 +97,7 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
     return True
 
 
-class FairSlots:
+class FairSemaphore:
     """Semaphore that shares its slots fairly between holders.
 
     A holder must wait while it has at least as many slots as are free, so no holder gets much more than half.

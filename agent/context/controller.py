@@ -37,7 +37,7 @@ from agent.context.job import (
 )
 from agent.context.measure import ContextStatus, MeasuredPrompt, MeasuredPromptBuilder
 from agent.context.model_handle import ModelHandle
-from agent.context.pending import CompressionRegistry, NoteTaker, load_ended
+from agent.context.pending import CompressionRegistry, NoteWriter, load_ended
 from agent.context.state import ContextState, state_of, stored_form
 from agent.prompt import PromptBuilder
 from hermes_state import sessions
@@ -81,11 +81,11 @@ class ContextController:
     on_wait: OnWait | None = None
     clock: Clock
     _measure: MeasuredPromptBuilder = field(init=False)
-    _notes: NoteTaker = field(init=False)
+    _notes: NoteWriter = field(init=False)
 
     def __post_init__(self) -> None:
         self._measure = MeasuredPromptBuilder(views=self.views, prompts=self.prompts)
-        self._notes = NoteTaker(
+        self._notes = NoteWriter(
             store=self.store, prompts=self.prompts, before_split=self.before_split, pending=self.pending
         )
 

@@ -90,7 +90,7 @@ class CompressionRegistry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoteTaker:
+class NoteWriter:
     """Takes notes from views that a compression shortens. No commit waits for the notes."""
 
     store: Store

@@ -15,7 +15,7 @@ import structlog
 from agent.images.scaling import ImageScaler
 from agent.workers import run_worker
 from hermes_state import attachments
-from hermes_state.aio import FairSlots
+from hermes_state.aio import FairSemaphore
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentId, ChatId, Clock, Image
 
@@ -100,7 +100,7 @@ def starts_document(start: bytes, name: str) -> bool:
 class DocumentReader:
     """Reads documents. At most two workers run at a time."""
 
-    slots: FairSlots = field(default_factory=lambda: FairSlots(2))
+    slots: FairSemaphore = field(default_factory=lambda: FairSemaphore(2))
 
     async def read(
         self,

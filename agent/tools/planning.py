@@ -86,7 +86,7 @@ def shown(items: Sequence[TodoRow]) -> str:
 DELEGATE: Final = "delegate"
 
 
-class _Task(Arguments, frozen=True):
+class _TaskArguments(Arguments, frozen=True):
     task: Annotated[str, Meta(min_length=1, description="The work to do and the report to give.")]
     context: Annotated[str, Meta(description="Facts, paths and quotes that it needs from this conversation.")] = ""
     tools: Annotated[
@@ -103,7 +103,7 @@ class _Task(Arguments, frozen=True):
     timeout_seconds=86_400.0,  # includes waiting for other sub-agents; other limits normally end the task much earlier
     step=StepWords(doing="Working with a sub-agent on", did="used sub-agents", about=lambda asked: asked.task),
 )
-async def delegate_tool(arguments: _Task, context: ToolContext) -> str:
+async def delegate_tool(arguments: _TaskArguments, context: ToolContext) -> str:
     """Run a task in a sub-agent and return its report. The sub-agent's calls follow the chat's approval policy."""
     if context.delegate is None or context.call is None:
         raise ToolError("sub-agents are not available here")
@@ -114,7 +114,7 @@ async def delegate_tool(arguments: _Task, context: ToolContext) -> str:
 # ---- the context window
 
 
-class _Window(Arguments, frozen=True):
+class _WindowArguments(Arguments, frozen=True):
     action: Literal["status", "compress"] = "status"
     focus: str | None = None
 
@@ -126,7 +126,7 @@ class _Window(Arguments, frozen=True):
     effect=ToolEffect.READ_ONLY,
     step=StepWords(doing="Checking the context window", did="checked the context window"),
 )
-async def context_tool(arguments: _Window, context: ToolContext) -> str:
+async def context_tool(arguments: _WindowArguments, context: ToolContext) -> str:
     """Return how full the context window is, or request a compression."""
     use = context.prompt
     if use is None:

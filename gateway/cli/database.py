@@ -13,7 +13,7 @@ from gateway.cli.output import Json, echo, show, table, tree
 from gateway.config import find_store_url, process_environment
 from gateway.config.files import find_state, locate_home
 from gateway.operator.socket import DaemonNotRunningError, ask
-from hermes_state.admin.copy import CopiedTable, copy_database
+from hermes_state.admin.copy import CopyResult, copy_database
 from hermes_state.engines.opening import name_of, open_ends
 from hermes_state.engines.sqlite.backup import copy_into
 from hermes_state.engines.sqlite.offline import open_offline_file
@@ -113,7 +113,7 @@ def _show_progress(name: str, done: int, total: int) -> None:
         echo(f"{name}: {done:,} of {total:,} rows", err=True)
 
 
-def _notes(tables: list[CopiedTable], target: Path | str) -> list[str]:
+def _notes(tables: list[CopyResult], target: Path | str) -> list[str]:
     rows, replaced = sum(one.rows for one in tables), sum(one.replaced for one in tables)
     lines = [f"{name_of(target)}: {counted(rows, 'row')}, identical to the source."]
     if replaced:

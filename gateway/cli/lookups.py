@@ -36,7 +36,7 @@ from gateway.operator.spending import (
 from gateway.operator.why import why_lines
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import LineageSession, short_key
-from hermes_state.admin.why import Why
+from hermes_state.admin.why import WhyReport
 from hermes_state.errors import ConfigError
 from hermes_state.search.full_text import FoundMessage
 from hermes_state.sessions import Conversation
@@ -204,7 +204,7 @@ def why(
     as_json: Json = False,
 ) -> None:
     """Explain one message: when it arrived, which model calls and tools ran, and how its answer was delivered."""
-    [found] = look_up("why", {"message": message}, Why)
+    [found] = look_up("why", {"message": message}, WhyReport)
     show(msgspec.to_builtins(found), why_lines(found), as_json=as_json)
 
 

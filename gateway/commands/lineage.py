@@ -16,7 +16,7 @@ from gateway.operator.why import load_explained, why_lines
 from gateway.times import format_time, parse_time, spoken_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LineageSession, LookupResult, short_key
-from hermes_state.admin.why import Why
+from hermes_state.admin.why import WhyReport
 from hermes_state.chats import load_label
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.outbox import OfferTopic
@@ -187,7 +187,7 @@ async def session(request: CommandRequest) -> CommandResult:
 async def why(request: CommandRequest) -> CommandResult:
     """Explain one message. In a shared chat, only messages of that chat can be explained."""
 
-    def load(db: Connection) -> Why:
+    def load(db: Connection) -> WhyReport:
         find_place(db, request.argument, request.reachable_chat)
         return load_explained(db, request.argument)
 

@@ -30,7 +30,7 @@ from hermes_state.admin.lineage_queries import (
     load_conversations,
 )
 from hermes_state.admin.overview import lacks_ratings
-from hermes_state.admin.why import Why
+from hermes_state.admin.why import WhyReport
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
@@ -100,7 +100,7 @@ def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId
     return place.chat_id
 
 
-class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LookupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base class of requests. The fields of a request are the arguments of the command."""
 
     def read(self, db: Connection) -> Sequence[Any]:
@@ -118,7 +118,7 @@ def fitting(rows: Transcript) -> Transcript:
     return rows[: max(1, sum(size <= MAX_PAGE_CHARS for size in sizes))]
 
 
-class LineageRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LineageRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request for the sessions of a conversation, of a chat or of all chats, oldest first."""
 
     place: str | None = None
@@ -129,7 +129,7 @@ class LineageRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return lineage_queries.load_lineage_sessions(db, place, min(self.limit, MAX_SESSIONS))
 
 
-class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SearchRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request for matching messages from one chat or from all chats."""
 
     words: str
@@ -164,7 +164,7 @@ def incompleteness(db: Connection) -> str | None:
     return f"The search index is being rebuilt ({percent} % done), so older messages may be missing."
 
 
-class SearchIndexRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SearchIndexRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request for a notice that the search index is incomplete. The result is empty if the index is complete."""
 
     def read(self, db: Connection) -> list[str]:
@@ -190,7 +190,7 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
     taken_back: bool
 
 
-class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HistoryRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request for original messages, oldest first.
 
     A chat selects its current conversation. A session selects its whole conversation or, if `is_session_only` is set,
@@ -237,7 +237,7 @@ class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return fitting(load_messages(db, session.lineage_id, limit, before, session_id)[::-1])[::-1]
 
 
-class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SessionsRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request for the conversations of one chat or of all chats, most recently used first."""
 
     chat: str | None = None
@@ -252,7 +252,7 @@ class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
         return msgspec.structs.replace(one, tip=tip, title=title, first_words=redact(one.first_words))
 
 
-class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConversationsRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request for conversations with a lineage id above `after`, optionally in a `place` (chat, session or message)."""
 
     place: str | None = None
@@ -267,7 +267,7 @@ class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.structs.replace(one, system_prompt=one.system_prompt and redact(one.system_prompt))
 
 
-class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MessagesRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request for a conversation's messages after the message `after`. `place` can limit it to one session."""
 
     lineage: int
@@ -306,20 +306,20 @@ class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
         )
 
 
-class WhyRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WhyRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request for the history of one message, from its arrival to its delivery."""
 
     message: str
 
-    def read(self, db: Connection) -> list[Why]:
+    def read(self, db: Connection) -> list[WhyReport]:
         return [load_explained(db, self.message)]
 
-    def redacted(self, one: Why, redact: Redact) -> Why:
+    def redacted(self, one: WhyReport, redact: Redact) -> WhyReport:
         steps = tuple(msgspec.structs.replace(step, outcome=redact(step.outcome)) for step in one.steps)
         return msgspec.structs.replace(one, steps=steps)
 
 
-LOOKUPS: Mapping[str, type[Lookup]] = {
+LOOKUPS: Mapping[str, type[LookupRequest]] = {
     "lineage": LineageRequest,
     "search": SearchRequest,
     "search_index": SearchIndexRequest,
@@ -331,7 +331,7 @@ LOOKUPS: Mapping[str, type[Lookup]] = {
 }
 
 
-def _parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
+def _parse_request(name: str, args: Mapping[str, Any]) -> LookupRequest:
     """Return the request with this name and these arguments. Raises `CommandError` for invalid arguments."""
     try:
         return msgspec.convert(args, LOOKUPS[name])
@@ -347,12 +347,12 @@ async def look_up(store: Store, name: str, args: Mapping[str, Any], redact: Reda
 
 
 def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Any]:
-    """Run a look-up in a database that no daemon has open. Raises the errors of `Lookup.read`."""
+    """Run a look-up in a database that no daemon has open. Raises the errors of `LookupRequest.read`."""
     request = _parse_request(name, args)
     return _answer(request, request.read(db), redact)
 
 
-def _answer(request: Lookup, found: Sequence[Any], redact: Redact) -> list[Any]:
+def _answer(request: LookupRequest, found: Sequence[Any], redact: Redact) -> list[Any]:
     answer: list[Any] = msgspec.to_builtins([request.redacted(one, redact) for one in found])
     return answer
 

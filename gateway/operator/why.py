@@ -3,14 +3,14 @@
 from datetime import UTC, tzinfo
 
 from gateway.times import format_time
-from hermes_state.admin.why import Why, WhyStep, load_why
+from hermes_state.admin.why import WhyReport, WhyStep, load_why
 from hermes_state.errors import CommandError, LookupRejected
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, dollars, plain
 from hermes_state.values import Millis, recall_id
 
 
-def load_explained(db: Connection, name: str) -> Why:
+def load_explained(db: Connection, name: str) -> WhyReport:
     """Load the history of a message. Raises `CommandError` if there is no message with this id."""
     try:
         return load_why(db, name)
@@ -18,7 +18,7 @@ def load_explained(db: Connection, name: str) -> Why:
         raise CommandError(f"There is no message `{name[:40]}`. Message ids look like `m123`.") from error
 
 
-def why_lines(found: Why, zone: tzinfo | None = UTC) -> list[str]:
+def why_lines(found: WhyReport, zone: tzinfo | None = UTC) -> list[str]:
     """Return the history of a message as sentences, in the order of events."""
     turn, place = found.turn, name_with_id(found.turn.label, found.turn.chat.name)
     lines = [f"Message {recall_id(turn.message_id)} in {place}:"]

@@ -136,7 +136,7 @@ def load_compressions(db: Connection, since: Millis, limit: int, worst_first: bo
     return select(db, ListedCompression, query, (since, limit))
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
     """Turns that failed for the same reason."""
 
     reason: str
@@ -144,7 +144,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     last_at: Millis
 
 
-def load_failures(db: Connection, since: Millis) -> list[Failure]:
+def load_failures(db: Connection, since: Millis) -> list[FailureRow]:
     """Load the reasons why turns have failed since the time `since`, most frequent first."""
     # Use two look-ups, because a single one with OR would read all replies.
     query = """SELECT coalesce(t.error, '') AS reason, count(DISTINCT t.id) AS count, max(o.created_at) AS last_at
@@ -152,7 +152,7 @@ def load_failures(db: Connection, since: Millis) -> list[Failure]:
       SELECT id FROM outbox WHERE settled_at >= ?
       UNION ALL SELECT id FROM outbox WHERE state IN ('pending','sending','ambiguous'))
     GROUP BY coalesce(t.error, '') ORDER BY count DESC, reason LIMIT 20"""
-    return select(db, Failure, query, (since,))
+    return select(db, FailureRow, query, (since,))
 
 
 def count_waiting(db: Connection) -> int:

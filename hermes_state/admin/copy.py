@@ -70,7 +70,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedTable:
+class CopyResult:
     """Result of copying one table. The checksum covers the copied rows."""
 
     table: str
@@ -80,7 +80,7 @@ class CopiedTable:
     """Number of texts in which NUL was replaced with U+FFFD, because PostgreSQL cannot store NUL."""
 
 
-def copy_database(source: Connection, target: Connection, name: str, progress: Progress) -> list[CopiedTable]:
+def copy_database(source: Connection, target: Connection, name: str, progress: Progress) -> list[CopyResult]:
     """Copy every row of `source` into `target`, or continue an earlier copy. At the end, compare the two databases.
 
     Both must have the newest schema. `name` identifies the source in the target's note. Raises `DatabaseRejected`, and
@@ -161,7 +161,7 @@ def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row],
         raise DatabaseRejected("\n".join([head, *faults])) from None
 
 
-def _compared(source: Connection, target: Connection, table: str) -> CopiedTable:
+def _compared(source: Connection, target: Connection, table: str) -> CopyResult:
     columns = _columns(source, table)
     read, found = _read_through(source, table, columns), _read_through(target, table, columns)
     if (found.rows, found.checksum) != (read.rows, read.checksum):
@@ -172,14 +172,14 @@ def _compared(source: Connection, target: Connection, table: str) -> CopiedTable
     return read
 
 
-def _read_through(db: Connection, table: str, columns: Sequence[str]) -> CopiedTable:
+def _read_through(db: Connection, table: str, columns: Sequence[str]) -> CopyResult:
     count, replaced, digest = 0, 0, hashlib.sha256()
     for rows in _slices(db, table, columns):
         count += len(rows)
         for row in rows:
             replaced += sum(isinstance(value, str) and "\0" in value for value in row)
             digest.update(msgspec.msgpack.encode(_without_nul(row)))
-    return CopiedTable(table=table, rows=count, checksum=digest.hexdigest(), replaced=replaced)
+    return CopyResult(table=table, rows=count, checksum=digest.hexdigest(), replaced=replaced)
 
 
 def _slices(

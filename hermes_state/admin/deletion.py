@@ -33,7 +33,7 @@ _TABLES = (
 )
 
 
-class Extent(msgspec.Struct, frozen=True, kw_only=True):
+class DeletionReport(msgspec.Struct, frozen=True, kw_only=True):
     """Number of messages, files and schedules that deleting a chat would remove."""
 
     id: ChatId
@@ -42,12 +42,12 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     schedules: int
 
 
-def load_extent(db: Connection, key: ChatKey) -> Extent:
+def load_extent(db: Connection, key: ChatKey) -> DeletionReport:
     query = """SELECT c.id, (SELECT count(*) FROM attachments a WHERE a.chat_id = c.id) AS files,
       (SELECT count(*) FROM schedules s WHERE s.chat_id = c.id) AS schedules,
       (SELECT coalesce(sum(s.message_count), 0) FROM sessions s WHERE s.chat_id = c.id) AS messages
     FROM chats c WHERE c.id = ?"""
-    found = select_one(db, Extent, query, (existing(db, key).id,))
+    found = select_one(db, DeletionReport, query, (existing(db, key).id,))
     assert found is not None
     return found
 

@@ -27,7 +27,7 @@ class WhyTurn(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: Millis | None
 
 
-class WhyArrival(msgspec.Struct, frozen=True, kw_only=True):
+class WhyMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Message that the turn answered."""
 
     sender_ref: str
@@ -50,9 +50,9 @@ class WhyStep(msgspec.Struct, frozen=True, kw_only=True):
     tokens: str
 
 
-class Why(msgspec.Struct, frozen=True, kw_only=True):
+class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
     turn: WhyTurn
-    arrivals: tuple[WhyArrival, ...]
+    arrivals: tuple[WhyMessage, ...]
     steps: tuple[WhyStep, ...]
 
 
@@ -88,7 +88,7 @@ ORDER BY 1
 """
 
 
-def load_why(db: Connection, name: str) -> Why:
+def load_why(db: Connection, name: str) -> WhyReport:
     """Load the history of the message with a recall id such as `m123`. Raises `LookupRejected` if it is unknown."""
     message_id = parse_recall_id(name.strip())
     turn = None if message_id is None else select_one(db, WhyTurn, _TURN, (message_id,))
@@ -97,9 +97,9 @@ def load_why(db: Connection, name: str) -> Why:
     if turn is None:
         raise LookupRejected(LookupReason.MESSAGE_NOT_FOUND, recall_id(message_id))
     if turn.turn_id is None:
-        return Why(turn=turn, arrivals=(), steps=())
-    return Why(
+        return WhyReport(turn=turn, arrivals=(), steps=())
+    return WhyReport(
         turn=turn,
-        arrivals=tuple(select(db, WhyArrival, _ARRIVALS, (turn.turn_id,))),
+        arrivals=tuple(select(db, WhyMessage, _ARRIVALS, (turn.turn_id,))),
         steps=tuple(select(db, WhyStep, _STEPS, {"turn": turn.turn_id, "forever": 2**62})),
     )

@@ -185,7 +185,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 @dataclass(frozen=True)
-class Asset:
+class StaticFile:
     """Static file with the headers that a browser needs to cache it."""
 
     content: bytes
@@ -200,9 +200,9 @@ class Asset:
         return None if self.mime == "image/png" else "utf-8"
 
 
-def load_assets() -> Mapping[str, Asset]:
+def load_assets() -> Mapping[str, StaticFile]:
     """Load all static files by name, so that a request path never becomes a path on disk. `app.css` has all styles."""
     folders = (_FOLDER / name for name in ("app", "vendor", "scripts"))
     files = {path.name: path.read_bytes() for one in folders for path in one.iterdir() if path.suffix in _TYPES}
     files["app.css"] = b"\n".join((_FOLDER / "styles" / f"{name}.css").read_bytes() for name in _STYLES)
-    return {name: Asset(content, _TYPES[Path(name).suffix]) for name, content in files.items()}
+    return {name: StaticFile(content, _TYPES[Path(name).suffix]) for name, content in files.items()}

@@ -8,7 +8,7 @@ from hermes_state import aio
 from hermes_state.aio import (
     Backoff,
     CancelledElsewhereError,
-    FairSlots,
+    FairSemaphore,
     cancel_all,
     make_way,
     own_cancellation,
@@ -108,7 +108,7 @@ async def test_only_a_limited_number_of_tasks_start_per_loop_round(
 
 
 async def test_a_holder_gets_at_most_as_many_slots_as_stay_free() -> None:
-    slots, end, taken = FairSlots(8), asyncio.Event(), list[str]()
+    slots, end, taken = FairSemaphore(8), asyncio.Event(), list[str]()
 
     async def hold(who: str) -> None:
         async with slots.taken_by(who):
@@ -125,7 +125,7 @@ async def test_a_holder_gets_at_most_as_many_slots_as_stay_free() -> None:
         assert taken == ["first"] * 4 + ["second"] * 2 + ["third"] + ["fourth"]
         end.set()
     assert taken.count("first") == taken.count("second") == taken.count("third") == 20
-    one = FairSlots(1)
+    one = FairSemaphore(1)
     for _ in range(3):  # a slot is free again after an error
         with pytest.raises(ValueError, match="broken"):
             async with one.taken_by("one"):

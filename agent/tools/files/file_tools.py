@@ -48,7 +48,7 @@ ANY_FILE = "any file in this chat's workspace"
 WorkspacePath: TypeAlias = Annotated[str, Meta(description="Path in the workspace, such as notes/plan.md.")]
 
 
-class _Read(Arguments, frozen=True):
+class _ReadArguments(Arguments, frozen=True):
     path: Annotated[str, Meta(description="Path in the workspace, or an id such as m123.")]
     offset: Annotated[int, Meta(ge=1, description="First line.")] = 1
     limit: Annotated[int, Meta(ge=1, le=5_000, description="Maximum lines.")] = 500
@@ -58,19 +58,19 @@ class _Read(Arguments, frozen=True):
     pages: Annotated[str, Meta(description="Pages of a PDF or Office file, such as 7-9. Empty: all.")] = ""
 
 
-class _Write(Arguments, frozen=True):
+class _WriteArguments(Arguments, frozen=True):
     path: WorkspacePath
     content: str
 
 
-class _Edit(Arguments, frozen=True):
+class _EditArguments(Arguments, frozen=True):
     path: WorkspacePath
     old: Annotated[str, Meta(description="Exact text in the file, without line numbers.")]
     new: str
     all: Annotated[bool, Meta(description="Replace every occurrence.")] = False
 
 
-class _List(Arguments, frozen=True):
+class _ListArguments(Arguments, frozen=True):
     path: Annotated[str, Meta(description="Folder. Empty: the whole workspace.")] = ""
     depth: Annotated[int, Meta(ge=1, le=10)] = 3
 
@@ -93,7 +93,7 @@ def _reading_tools(workspaces: WorkspaceStore, images: "ImageReader | None") -> 
             about=lambda asked: f"{asked.path}, line {asked.offset:,}" if asked.offset > 1 else asked.path,
         ),
     )
-    async def read_file(asked: _Read, context: ToolContext) -> str | ToolReply:
+    async def read_file(asked: _ReadArguments, context: ToolContext) -> str | ToolReply:
         room = min(40_000, context.result_size)
         row = await stored_row(asked.path, context)
         if row is not None:
@@ -110,7 +110,7 @@ def _reading_tools(workspaces: WorkspaceStore, images: "ImageReader | None") -> 
         effect=ToolEffect.READ_ONLY,
         step=StepWords(doing="Listing files", did="listed files", about=lambda asked: asked.path),
     )
-    async def list_files(asked: _List, context: ToolContext) -> str:
+    async def list_files(asked: _ListArguments, context: ToolContext) -> str:
         return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parse_path(asked.path), asked.depth)
 
     return read_file, list_files
@@ -131,13 +131,13 @@ def _changing_tools(workspaces: WorkspaceStore) -> tuple[Tool, Tool]:
         step=StepWords(doing="Writing", did="wrote files", about=lambda asked: asked.path),
         **changes,
     )
-    async def write_file(asked: _Write, context: ToolContext) -> str:
+    async def write_file(asked: _WriteArguments, context: ToolContext) -> str:
         parts, data = parse_path(asked.path), asked.content.encode()
         is_new = await _changed(workspaces.of(context.chat_id), lambda workspace: workspace.write(parts, data))
         state = "a new file" if is_new else "the old content was replaced"
         return f"Wrote {len(data):,} bytes to {shown('/'.join(parts))}: {state}."
 
-    def shown_edit(asked: _Edit) -> str:
+    def shown_edit(asked: _EditArguments) -> str:
         where = "every occurrence" if asked.all else "the only occurrence"
         return f"{_shown_path(asked)}, {where} of\n{fenced(asked.old)}\nis replaced by\n{fenced(asked.new)}"
 
@@ -147,14 +147,14 @@ def _changing_tools(workspaces: WorkspaceStore) -> tuple[Tool, Tool]:
         step=StepWords(doing="Editing", did="edited files", about=lambda asked: asked.path),
         **changes,
     )
-    async def edit_file(asked: _Edit, context: ToolContext) -> str:
+    async def edit_file(asked: _EditArguments, context: ToolContext) -> str:
         parts = parse_path(asked.path)
         return await _changed(workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, asked))
 
     return write_file, edit_file
 
 
-def _shown_path(asked: _Write | _Edit) -> str:
+def _shown_path(asked: _WriteArguments | _EditArguments) -> str:
     return inline("/".join(parse_path(asked.path)))
 
 
@@ -196,7 +196,7 @@ def encoding_of(data: bytes) -> str | None:
     return "utf-8"
 
 
-def _read(workspace: WorkspaceHandle, parts: PathParts, asked: _Read, room: int) -> str:
+def _read(workspace: WorkspaceHandle, parts: PathParts, asked: _ReadArguments, room: int) -> str:
     path = "/".join(parts)
     with workspace.open_file(parts) as file:
         size, most = file.seek(0, io.SEEK_END), workspace.settings.max_file_bytes
@@ -212,7 +212,7 @@ def _read(workspace: WorkspaceHandle, parts: PathParts, asked: _Read, room: int)
         return _excerpt(stream, path, asked, room=room, note=note)
 
 
-def _excerpt(stream: TextIO, name: str, asked: _Read, *, room: int, note: str = "") -> str:
+def _excerpt(stream: TextIO, name: str, asked: _ReadArguments, *, room: int, note: str = "") -> str:
     """Return as many numbered lines of the stream as fit into `room` characters, and a hint on how to read on."""
     rows, offset, column = list[str](), asked.offset, asked.column
     total, is_full, more = 0, False, ""
@@ -253,7 +253,7 @@ def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
 # ---- editing
 
 
-def _edit(workspace: WorkspaceHandle, parts: PathParts, asked: _Edit) -> str:
+def _edit(workspace: WorkspaceHandle, parts: PathParts, asked: _EditArguments) -> str:
     data = workspace.read(parts, 5_000_000)  # limited, because every pass over the text blocks all chats
     path, old, new = shown("/".join(parts)), asked.old, asked.new
     encoding = encoding_of(data)
@@ -367,14 +367,14 @@ class ImageReader:
     documents: DocumentReader = field(default_factory=DocumentReader)
 
     async def read(
-        self, workspace: WorkspaceHandle, parts: PathParts, asked: _Read, context: ToolContext
+        self, workspace: WorkspaceHandle, parts: PathParts, asked: _ReadArguments, context: ToolContext
     ) -> str | ToolReply | None:
         """Return a picture or a document, or None if the file is neither. Raises `ToolError` if it cannot be read."""
         picture = await self._picture(workspace, parts, context)
         return picture or await self._document(workspace, parts, asked, context)
 
     async def _document(
-        self, workspace: WorkspaceHandle, parts: PathParts, asked: _Read, context: ToolContext
+        self, workspace: WorkspaceHandle, parts: PathParts, asked: _ReadArguments, context: ToolContext
     ) -> ToolReply | None:
         """Return pages of a PDF or Office file, or None if the file is of another kind.
 

@@ -22,7 +22,7 @@ from agent.tools.files.file_tools import encoding_of, stored_row
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import whole_text
 from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, tool
-from hermes_state.aio import FairSlots
+from hermes_state.aio import FairSemaphore
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
 from hermes_state.values import ToolEffect
@@ -72,7 +72,7 @@ class _SearchState:
     """True if the search hit a limit before it was finished."""
 
 
-class _Search(Arguments, frozen=True):
+class _SearchArguments(Arguments, frozen=True):
     pattern: str
     path: Annotated[str, Meta(description="File, folder or id such as m123.")] = ""
     glob: Annotated[str, Meta(description="Only matching files, such as *.py or src/*.ts.")] = ""
@@ -81,7 +81,7 @@ class _Search(Arguments, frozen=True):
 
 
 def search_tool(workspaces: WorkspaceStore) -> Tool:
-    turns = FairSlots(2)  # so that parallel searches do not use up the gateway's file handles
+    turns = FairSemaphore(2)  # so that parallel searches do not use up the gateway's file handles
 
     @tool(
         description="Search the text files in the workspace, or a stored result by id, line by line for a regular "
@@ -90,14 +90,14 @@ def search_tool(workspaces: WorkspaceStore) -> Tool:
         is_persisted=False,
         step=StepWords(doing="Searching files for", did="searched files", about=lambda asked: asked.pattern),
     )
-    async def search_files(asked: _Search, context: ToolContext) -> str:
+    async def search_files(asked: _SearchArguments, context: ToolContext) -> str:
         async with turns.taken_by(context.chat_id):
             return await _found(asked, context, workspaces.of(context.chat_id))
 
     return search_files
 
 
-async def _found(asked: _Search, context: ToolContext, workspace: WorkspaceHandle) -> str:
+async def _found(asked: _SearchArguments, context: ToolContext, workspace: WorkspaceHandle) -> str:
     command = _command(asked)
     deadline, state = asyncio.get_running_loop().time() + _SEARCH_SECONDS, _SearchState()
     stored = await stored_row(asked.path, context)
@@ -117,7 +117,7 @@ async def _found(asked: _Search, context: ToolContext, workspace: WorkspaceHandl
     return _told(state, min(40_000, context.result_size))
 
 
-def _command(asked: _Search) -> list[str]:
+def _command(asked: _SearchArguments) -> list[str]:
     pattern = asked.pattern
     if not pattern or "\n" in pattern or "\0" in pattern:
         raise ToolError("the pattern must be a single non-empty line")

@@ -36,7 +36,7 @@ class FileDelivery:
     clock: Clock
 
 
-class _Sent(Arguments, frozen=True):
+class _SendArguments(Arguments, frozen=True):
     path: WorkspacePath
     caption: Annotated[str, Meta(description="Plain text.")] = ""
 
@@ -48,7 +48,7 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
         needs_approval=False,  # no approval, because everyone in the chat can already use the file
         step=StepWords(doing="Sending", did="sent files", about=lambda asked: asked.path),
     )
-    async def send_file(asked: _Sent, context: ToolContext) -> str:
+    async def send_file(asked: _SendArguments, context: ToolContext) -> str:
         parts, caption, limit = parse_path(asked.path), asked.caption, delivery.max_bytes(context.chat)
         if not limit:
             raise ToolError("files cannot be sent to this chat")

@@ -27,7 +27,7 @@ MIN_MINUTES = 5
 """Minimum time between two messages of a schedule, in minutes, so that its turns do not pile up."""
 
 
-class _Change(Arguments, frozen=True):
+class _ChangeArguments(Arguments, frozen=True):
     action: Literal["list", "add", "pause", "resume", "remove"]
     cron: Annotated[str | None, Meta(description="For add: five cron fields, such as 0 8 * * mon-fri.")] = None
     at: Annotated[str | None, Meta(description="For add, instead of cron: one time, such as 2026-11-24 08:00.")] = None
@@ -57,10 +57,10 @@ def schedule_tool(
     zone for new schedules, or "" if the server's time zone has no name.
     """
 
-    def draft(asked: _Change, context: ToolContext, name: str) -> NewSchedule:
+    def draft(asked: _ChangeArguments, context: ToolContext, name: str) -> NewSchedule:
         return new_schedule(zone(), context.chat_id, (context.started_by, name), asked.spec, asked.text, clock.now())
 
-    def check(asked: _Change, context: ToolContext) -> None:
+    def check(asked: _ChangeArguments, context: ToolContext) -> None:
         if asked.action == "add":
             if context.is_scheduled:
                 raise ToolError("a scheduled turn cannot add schedules; a person must ask for it in a message")
@@ -71,7 +71,7 @@ def schedule_tool(
         elif asked.action != "list" and asked.id is None:
             raise ToolError(f"{asked.action} needs an id; use the action `list` to see the ids")
 
-    def shown(asked: _Change) -> str:
+    def shown(asked: _ChangeArguments) -> str:
         if asked.action != "add":
             return f"{asked.action.capitalize()} schedule {asked.id} (`/schedule` lists them)."
         name = zone()
@@ -89,7 +89,7 @@ def schedule_tool(
         shown=shown,
         step=StepWords(doing="Working on the schedule", did="used the schedule"),
     )
-    async def schedule(asked: _Change, context: ToolContext) -> str:
+    async def schedule(asked: _ChangeArguments, context: ToolContext) -> str:
         store, action = context.store, asked.action
         if action == "list":
             return listed(await store.read(schedules.load_schedules, context.chat_id))
@@ -107,7 +107,7 @@ def schedule_tool(
 
 
 @locks(chat="context.chat_id")
-def _change(asked: _Change, context: ToolContext, is_in_charge: bool, db: Connection, now: Millis) -> str:
+def _change(asked: _ChangeArguments, context: ToolContext, is_in_charge: bool, db: Connection, now: Millis) -> str:
     row = find(db, context.chat_id, asked.id, context.started_by, is_in_charge=is_in_charge)
     return change(db, row, asked.action, now)
 

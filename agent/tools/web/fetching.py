@@ -26,7 +26,7 @@ from agent.tools.web.addresses import (
     open_socket,
 )
 from agent.workers import run_worker
-from hermes_state.aio import FairSlots
+from hermes_state.aio import FairSemaphore
 from hermes_state.errors import ToolError
 from hermes_state.network import NetworkSettings
 from hermes_state.text import enclosed, well_formed
@@ -97,8 +97,8 @@ def fetch_tool(
     settings: Callable[[], FetchSettings], holds_secret: Callable[[str], bool], fault: Callable[[], str | None]
 ) -> Tool:
     """Return the tool `web_fetch`. `fault` returns the reason why the tool is unavailable, or None."""
-    pages = FairSlots(16)  # limits memory: a page uses up to three times its size
-    workers = FairSlots(2)
+    pages = FairSemaphore(16)  # limits memory: a page uses up to three times its size
+    workers = FairSemaphore(2)
 
     @tool(
         description="Read a web page as Markdown, or a text or JSON file unchanged.",

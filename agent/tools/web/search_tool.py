@@ -75,7 +75,7 @@ def tavily(key: str, url: str = "https://api.tavily.com") -> SearchService:
     )
 
 
-class _Search(Arguments, frozen=True):
+class _SearchArguments(Arguments, frozen=True):
     query: str
     count: Annotated[int, Meta(ge=1, le=20)] = 8
 
@@ -95,7 +95,7 @@ def search_tool(
         timeout_seconds=1_000.0,  # the tool has its own time limits
         step=StepWords(doing="Searching the web for", did="searched the web", about=lambda asked: asked.query),
     )
-    async def web_search(search: _Search, context: ToolContext) -> str:
+    async def web_search(search: _SearchArguments, context: ToolContext) -> str:
         query, service = " ".join(search.query.split()), configured()
         if isinstance(service, str):
             raise ToolError(service)

@@ -89,7 +89,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLoad:
+class ServerHealth:
     connections: int  # gateway connections to the database
     busy: int  # gateway connections in a transaction
     lock_waits: int
@@ -108,7 +108,7 @@ class ClusterStatus:
     unserved: list[str]  # accounts without a node
     waiting: int  # messages without a turn
     oldest_waiting_seconds: float | None
-    load: ServerLoad | None  # None: there are no tables yet
+    load: ServerHealth | None  # None: there are no tables yet
 
 
 def load_nodes(db: Connection) -> list[NodeRow]:
@@ -169,7 +169,7 @@ def load_cluster(db: Connection) -> ClusterStatus:
         for node in found
     ]
     waiting, oldest = db.execute("SELECT count(*), min(received_at) FROM inbox WHERE state = 'new'").fetchone()
-    (load,) = select(db, ServerLoad, _LOAD)
+    (load,) = select(db, ServerHealth, _LOAD)
     return ClusterStatus(
         nodes=nodes,
         unserved=[name for name in accounts if not any(name in node.accounts for node in nodes)],

@@ -54,7 +54,7 @@ def _snapshot(db: PostgresConnection, seconds: float) -> Iterator[None]:
         db.roll_back_soon()
 
 
-class ShortReads:
+class ShortReader:
     """Run reads of a few rows. Reads that had to wait for a free connection share a transaction."""
 
     def __init__(

@@ -16,7 +16,7 @@ from hermes_state.engines.postgres.connection import DAMAGE, RIGHTS, PostgresCon
 from hermes_state.engines.postgres.locks import begin
 from hermes_state.engines.postgres.migrate import migrate
 from hermes_state.engines.postgres.nodes import session_name
-from hermes_state.engines.postgres.reads import ANSWER_SECONDS, ShortReads, milliseconds, read, run_pipelined
+from hermes_state.engines.postgres.reads import ANSWER_SECONDS, ShortReader, milliseconds, read, run_pipelined
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken, StoreUnavailable
 from hermes_state.store.locks import locks_of
 from hermes_state.store.sql import Connection, TransactionRules, WriteRequest, run_batch
@@ -159,7 +159,7 @@ class PostgresStore(Store):
         name = session_name(self.id)
         self._writers = [_Session(url, name, busy_seconds, joins=True) for _ in range(writers)]
         self._readers: list[_Session] = [_Session(url, name, busy_seconds, joins=False) for _ in range(readers)]
-        self._short_reads = ShortReads(lambda job: self._reader.run(job), readers)
+        self._short_reads = ShortReader(lambda job: self._reader.run(job), readers)
         self._lost: str | None = None
         self._damage: str | None = None
 

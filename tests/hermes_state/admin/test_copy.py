@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from hermes_state import journal
-from hermes_state.admin.copy import FORWARD, SLICE_ROWS, TABLES, CopiedTable, copy_database
+from hermes_state.admin.copy import FORWARD, SLICE_ROWS, TABLES, CopyResult, copy_database
 from hermes_state.compressions import plan_undo as plan
 from hermes_state.compressions import undo_compression
 from hermes_state.engines.opening import COPY_NOTE, name_of, open_ends, open_offline, open_store
@@ -111,7 +111,7 @@ def interrupt(source: Place, target: Place, table: str) -> None:
         copied(source, target, table)
 
 
-def copied(source: Place, target: Place, stops_in: str = "") -> list[CopiedTable]:
+def copied(source: Place, target: Place, stops_in: str = "") -> list[CopyResult]:
     def progress(table: str, _done: int, _total: int) -> None:
         if table == stops_in:
             raise Interrupted
