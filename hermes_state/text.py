@@ -1,6 +1,8 @@
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+import orjson
 
 from hermes_state.values import MICROS, MicroUsd
 
@@ -137,3 +139,25 @@ def well_formed(text: str) -> str:
 def ends_in_half(text: str) -> bool:
     """Return True if the last character is the first half of a surrogate pair."""
     return "\ud800" <= text[-1:] <= "\udbff"
+
+
+def thoughts(blocks: str) -> Iterator[str]:
+    """Yield the readable reasoning texts in `Reasoning.blocks`, for all protocols."""
+    try:
+        yield from filter(str.strip, _texts(orjson.loads(blocks)))
+    except orjson.JSONDecodeError:  # blocks of an older version, which are not JSON
+        return
+
+
+def _texts(value: object, depth: int = 0) -> Iterator[str]:
+    parts: list[object] = []
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        parts = [part for part in value if not isinstance(part, str)]
+    elif isinstance(value, dict):
+        # Keys under which protocols store readable reasoning. Encrypted reasoning has other keys.
+        keys = "reasoning_details reasoning_content reasoning thinking blocks content summary text"
+        parts = [value.get(key) for key in keys.split()]
+    for part in parts if depth <= 8 else ():
+        yield from _texts(part, depth + 1)

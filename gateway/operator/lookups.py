@@ -8,7 +8,7 @@ The daemon runs each request and sends the values to the command line, without s
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from operator import attrgetter
@@ -40,7 +40,7 @@ from hermes_state.sessions import Conversation, Session, list_conversations, loa
 from hermes_state.store.segment import INDEXED_CHARACTERS, searched_text
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.text import enclosed, shortened
+from hermes_state.text import enclosed, shortened, thoughts
 from hermes_state.transcripts import load_hidden, load_messages, load_messages_after
 from hermes_state.values import (
     ChatId,
@@ -355,27 +355,6 @@ def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: 
 def _answer(request: LookupRequest, found: Sequence[Any], redact: Redact) -> list[Any]:
     answer: list[Any] = msgspec.to_builtins([request.redacted(one, redact) for one in found])
     return answer
-
-
-def thoughts(blocks: str) -> Iterator[str]:
-    """Yield the readable reasoning texts in `Reasoning.blocks`, for all protocols."""
-    try:
-        yield from filter(str.strip, _texts(orjson.loads(blocks)))
-    except orjson.JSONDecodeError:  # blocks of an older version, which are not JSON
-        return
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item) if not isinstance(item, str) else ()
-    elif isinstance(value, dict):
-        # Keys under which protocols store readable reasoning. Encrypted reasoning has other keys.
-        keys = "reasoning_details reasoning_content reasoning thinking blocks content summary text"
-        for key in keys.split():
-            yield from _texts(value.get(key))
 
 
 def _value(text: str, redact: Redact) -> object:

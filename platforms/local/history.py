@@ -21,6 +21,7 @@ from hermes_state.compressions import load_points
 from hermes_state.inbox import InboxKind, load_waiting
 from hermes_state.sessions import load_active
 from hermes_state.store.sql import Connection, scalar_or_none
+from hermes_state.text import thoughts
 from hermes_state.transcripts import load_view, undoable_exchanges
 from hermes_state.turns import find_open_turn
 from hermes_state.values import (
@@ -31,7 +32,6 @@ from hermes_state.values import (
     MessageRole,
     Millis,
     Origin,
-    Reasoning,
     SentFile,
     TurnId,
 )
@@ -177,7 +177,7 @@ def _entries(
     shown = Entry(
         ref=row.ref or str(row.id), kind=kind, at=row.created_at, not_before=not_before, is_undone=row.is_undone
     )
-    if body.reasoning is not None and (thought := _reasoning_text(body.reasoning)):
+    if body.reasoning is not None and (thought := "\n\n".join(map(str.strip, thoughts(body.reasoning.blocks)))):
         yield replace(shown, ref=f"{row.id}.r", kind=EntryKind.REASONING, text=_shortened(thought))
     if row.text or not body.calls:
         files, stored = body.other_files, tuple(uploads.get(row.id, ()))
@@ -192,29 +192,6 @@ def _entries(
             state="running" if result is None else result.tool_state or "done",
             result=None if result is None else _shortened(result.text or ""),
         )
-
-
-_THOUGHTS = ("blocks", "thinking", "reasoning_content", "reasoning", "reasoning_details", "summary", "content", "text")
-"""Keys under which the protocols store readable reasoning, or lists of its parts."""
-
-
-def _reasoning_text(reasoning: Reasoning) -> str:
-    """Return the readable text of stored reasoning. It is empty if the provider encrypted all of it."""
-    try:
-        parts = _thoughts(msgspec.json.decode(reasoning.blocks))
-    except msgspec.DecodeError:
-        return ""
-    return "\n\n".join(part for part in map(str.strip, parts) if part)
-
-
-def _thoughts(stored: object, depth: int = 0) -> list[str]:
-    if isinstance(stored, list):
-        parts = [part for part in stored if not isinstance(part, str)]
-    elif isinstance(stored, dict):
-        parts = [stored[key] for key in _THOUGHTS if key in stored]
-    else:
-        return [stored] if isinstance(stored, str) else []
-    return [] if depth > 8 else [text for part in parts for text in _thoughts(part, depth + 1)]
 
 
 def _shortened(text: str) -> str:

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from agent.context.summary import asking_row
-from gateway.operator.lookups import MessagesRequest, thoughts
+from gateway.operator.lookups import MessagesRequest
 from hermes_state.redaction import Redactor
+from hermes_state.text import thoughts
 from hermes_state.values import MessageBody, MessageRole, Millis, Reasoning, ToolCall
 
 ENCRYPTED = "ZW5jcnlwdGVk"
