@@ -86,16 +86,7 @@ class ImageScaler:
 
         Raises `OSError` if the file cannot be stored.
         """
-
-        def run() -> StoredFile:
-            fetched = self._files.new_file()
-            try:
-                fetched.write_bytes(data)
-                return self._files.keep(fetched, name, "image/jpeg")
-            finally:
-                fetched.unlink(missing_ok=True)
-
-        file = await asyncio.to_thread(run)
+        file = await asyncio.to_thread(self._files.store, data, name, "image/jpeg")
         await self.keep(file.path, ImageLimits(), data)
         return replace(file, size_bytes=2 * len(data))
 

@@ -32,6 +32,16 @@ class AttachmentFolder:
         self._put(fetched, file)
         return file
 
+    def store(self, data: bytes, name: str, mime: str) -> StoredFile:
+        """Store bytes as a file. Raises `OSError` if that fails."""
+        target = self.new_file()
+        try:
+            target.write_bytes(data)
+            return self.keep(target, name, mime)
+        finally:
+            with suppress(OSError):  # an unused file is removed later
+                target.unlink(missing_ok=True)
+
     def local(self, path: str) -> Path:
         """Return the local path of a stored file. If the file is missing, this call or opening the path fails."""
         return self.folder / path

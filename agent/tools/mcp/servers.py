@@ -8,7 +8,6 @@ import asyncio
 import importlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -70,9 +69,8 @@ class ServerHandle:
                 error = "the server closed the connection"
             except Exception as caught:  # noqa: BLE001 - the SDK's exception groups contain any error of its tasks
                 error = self._redact(_reason(caught))
-            failures = (
-                1 if loop.time() - began > 60 else failures + 1
-            )  # a connection that lasts a minute counts as a success
+            was_stable = loop.time() - began > 60
+            failures = 1 if was_stable else failures + 1
             pause = RETRIES.after(failures) * random.uniform(0.7, 1.0)
             self._move(ServerState.DOWN, error, Millis(self._clock.now() + round(pause * 1000)))
             log.warning("mcp.server_failed", server=self.settings.name, error=error, retry_seconds=round(pause, 1))
@@ -238,21 +236,14 @@ class ImageStore:
         text = result.text or "(the result is empty)"
         if not (count := sum(block.get("type") == "image" for block in result.content)):
             return text
-        files = await asyncio.to_thread(lambda: [self._keep(data, mime) for mime, data in result.images])
+        files = await asyncio.to_thread(
+            lambda: [self.files.store(data, f"result.{mime.partition('/')[2]}", mime) for mime, data in result.images]
+        )
         images = await context.store.write(_insert, context.chat_id, files, self.clock.now())
         scaler = self.scaler or ImageScaler(self.files)
         shown = [image for image in images if context.sees_images and await scaler.load(image.path, ImageLimits())]
         note = f"\n[not shown to you: {counted(count - len(shown), 'image')}]" if len(shown) < count else ""
         return ToolReply(text=text + note, images=tuple(shown))
-
-    def _keep(self, data: bytes, mime: str) -> StoredFile:
-        target = self.files.new_file()
-        try:
-            target.write_bytes(data)
-            return self.files.keep(target, f"result.{mime.partition('/')[2]}", mime)
-        finally:
-            with suppress(OSError):
-                target.unlink(missing_ok=True)
 
 
 @locks(chat="chat_id")
