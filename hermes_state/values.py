@@ -153,20 +153,27 @@ class InputKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InboundMessage:
+class PlatformEvent:
+    event_ref: str
+    """Id of the platform event, even if it is redelivered. It starts with the bot's id."""
+    chat: ChatKey
+    message_ref: str
+    """The platform's id of the message itself."""
+    sent_at: Millis
+    """The platform's time, which orders and merges messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboundMessage(PlatformEvent):
     """A message, slash command or button press from a platform.
 
-    `event_ref` identifies the platform event, even if it is redelivered, and starts with the bot's id. For a slash
-    command or button, `text` holds the command line (`/stop`, `/title Plans`), without a mention of the bot.
+    For a slash command or button, `text` holds the command line (`/stop`, `/title Plans`), without a mention of the
+    bot.
     """
 
-    event_ref: str
-    chat: ChatKey
     chat_kind: ChatKind
     sender: Sender
     text: str
-    message_ref: str  # the platform's id of the message itself
-    sent_at: Millis  # the platform's time, which orders and merges messages
     is_addressed: bool  # direct chat, mention, reply to the bot, command to this bot, or button
     is_bare_command: bool = False
     """True for a command without a bot's name, which addresses every bot in the chat that knows the command."""
@@ -185,33 +192,22 @@ class InboundMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EditEvent:
-    event_ref: str
-    chat: ChatKey
+class EditEvent(PlatformEvent):
     sender: Sender
     text: str
-    message_ref: str
-    sent_at: Millis
     words_by: str | None = None  # see `InboundMessage`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletionEvent:
-    event_ref: str
-    chat: ChatKey
-    message_ref: str
-    sent_at: Millis
+class DeletionEvent(PlatformEvent):
+    """A person or the platform deleted a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReactionEvent:
+class ReactionEvent(PlatformEvent):
     """A person set or removed a thumb on a message. `chat` has no thread on platforms that do not report it."""
 
-    event_ref: str
-    chat: ChatKey
     sender: Sender
-    message_ref: str
-    sent_at: Millis
     value: int  # 1: thumb up; -1: thumb down
     is_removed: bool
 

@@ -56,14 +56,9 @@ WHERE datname = current_database() AND application_name LIKE 'hermes-gateway%' A
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow:
+class NodeRow(NodeInfo):
     """A node that has, or had, a seat."""
 
-    id: str
-    name: str
-    version: str
-    role: str
-    settings: str
     pid: int
     seats: int
     started_at: Millis
