@@ -20,7 +20,7 @@ from hermes_state.store.writer import Store
 from hermes_state.text import enclosed
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.tools import approvals
-from hermes_state.tools.approvals import Answerer, ApprovalRequest
+from hermes_state.tools.approvals import AnswererRole, ApprovalRequest
 from hermes_state.transcripts import load_message, load_sender_name, show_instead
 from hermes_state.turns import RunningTurn, TurnClaim
 from hermes_state.values import (
@@ -162,7 +162,7 @@ def _questions(db: Connection, plan: CallPlan) -> list[ApprovalRequest]:
         title = load_chat(db, context.chat_id).title
         place = f"{f'{inline(title)}, ' if title else ''}`{context.chat.name}`"
         origin = f" For {inline(name)}, `{context.started_by}`, in {place}."
-    return [question_about(one, who, origin if who is Answerer.ADMIN else "") for one, who in plan.asking]
+    return [question_about(one, who, origin if who is AnswererRole.ADMIN else "") for one, who in plan.asking]
 
 
 @locks(turn="claim.id")

@@ -20,7 +20,7 @@ from hermes_state.errors import StateError, StoreUnavailable, ToolError
 from hermes_state.files.folder import LEFTOVER_MILLIS, AttachmentFolder
 from hermes_state.store.sql import Connection
 from hermes_state.tools import approvals, schedules
-from hermes_state.tools.approvals import Answerer, PendingApproval
+from hermes_state.tools.approvals import AnswererRole, PendingApproval
 from hermes_state.tools.schedules import FiringPlan, ScheduleRow
 from hermes_state.values import ChatId, Millis
 
@@ -39,7 +39,7 @@ async def expire_questions(lanes: LaneRegistry) -> float | None:
         role = lanes.access.role_of(one.started_by)
         if role is None:
             return "Withdrawn because the person no longer has access,"
-        is_for_admins = one.answerer is Answerer.ADMIN and role is not UserRole.ADMIN
+        is_for_admins = one.answerer is AnswererRole.ADMIN and role is not UserRole.ADMIN
         if is_for_admins and not lanes.access.load_admin_chats(db):
             return "Refused because no admin can be reached,"
         return None

@@ -14,7 +14,7 @@ from agent.tools.memory import has_parts
 from agent.tools.offers import Policy, ReadyCall, ToolAccess
 from agent.tools.registry import ToolContext, ToolReply, failed
 from hermes_state.text import printable
-from hermes_state.tools.approvals import Answerer, Approval, ApprovalRequest, ApprovalState
+from hermes_state.tools.approvals import AnswererRole, Approval, ApprovalRequest, ApprovalState
 from hermes_state.values import Button, ChatId, ToolCall, UserRef
 
 NO_ADMIN = (
@@ -33,7 +33,7 @@ class CallPlan:
     admin_chats: Sequence[ChatId] = ()
     ready: list[ReadyCall] = field(default_factory=list)
     refused: list[tuple[ToolCall, ToolReply]] = field(default_factory=list)
-    asking: list[tuple[ReadyCall, Answerer]] = field(default_factory=list)
+    asking: list[tuple[ReadyCall, AnswererRole]] = field(default_factory=list)
 
     def add(self, one: ReadyCall, answer: Approval | None) -> None:
         """Add a call to `ready`, `refused` or `asking`. `answer`: a person's decision about this call, or None."""
@@ -51,24 +51,24 @@ class CallPlan:
         elif context.is_subagent:
             reason = "this call needs a person's approval, which a sub-agent cannot ask for: report what should be done"
             self._refuse(one, reason)
-        elif answerer is Answerer.ADMIN and not self.admin_chats and not self.access.is_admin(context.started_by):
+        elif answerer is AnswererRole.ADMIN and not self.admin_chats and not self.access.is_admin(context.started_by):
             self._refuse(one, NO_ADMIN)
         else:
             self.asking.append((one, answerer))
 
-    def _answerer_of(self, one: ReadyCall, policy: Policy) -> Answerer | None:
+    def _answerer_of(self, one: ReadyCall, policy: Policy) -> AnswererRole | None:
         """Return the role that can approve a call, or None if the call needs no approval."""
         if policy is Policy.ASK_ADMIN and one.may_need_approval:
-            return Answerer.ADMIN
+            return AnswererRole.ADMIN
         if has_parts(self.context.chat, self.context.chat_kind) and one.tool.instructs(one.arguments):
-            return Answerer.MODERATOR
-        return Answerer.STARTER if policy is not Policy.ALLOW and one.may_need_approval else None
+            return AnswererRole.MODERATOR
+        return AnswererRole.STARTER if policy is not Policy.ALLOW and one.may_need_approval else None
 
-    def _is_granted(self, one: ReadyCall, answerer: Answerer) -> bool:
+    def _is_granted(self, one: ReadyCall, answerer: AnswererRole) -> bool:
         """Return True if a saved approval covers the call, and the person who gave it can still approve such calls."""
         givers = [by for tool, shape, by in self.grants if one.shape and (tool, shape) == (one.tool.name, one.shape)]
-        is_admins = answerer is Answerer.ADMIN and not any(self.access.is_admin(UserRef(by)) for by in givers)
-        return bool(givers) and answerer is not Answerer.MODERATOR and not is_admins
+        is_admins = answerer is AnswererRole.ADMIN and not any(self.access.is_admin(UserRef(by)) for by in givers)
+        return bool(givers) and answerer is not AnswererRole.MODERATOR and not is_admins
 
     def _add_answered(self, one: ReadyCall, answer: Approval) -> None:
         if answer.state is ApprovalState.DENIED:
@@ -76,7 +76,7 @@ class CallPlan:
             self._refuse(one, f"a person denied this call{said}; do not try it again in another form")
         elif answer.state is ApprovalState.EXPIRED:
             self._refuse(one, "no one approved this call, so it was not run")
-        elif answer.answerer is Answerer.ADMIN and not self.access.is_admin(UserRef(answer.decided_by or "")):
+        elif answer.answerer is AnswererRole.ADMIN and not self.access.is_admin(UserRef(answer.decided_by or "")):
             self._refuse(one, NO_ADMIN)  # the person is no longer an admin
         else:
             self.ready.append(one)
@@ -85,14 +85,14 @@ class CallPlan:
         self.refused.append((one.call, failed(reason)))
 
 
-def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> ApprovalRequest:
+def question_about(one: ReadyCall, answerer: AnswererRole, origin: str = "") -> ApprovalRequest:
     """Return the approval question for a call, which states the call's exact effect and how to answer.
 
     `origin`: the person and chat that the call comes from, if an admin is asked in another chat.
     """
-    tool, shape = one.tool, "" if answerer is Answerer.MODERATOR else one.shape
+    tool, shape = one.tool, "" if answerer is AnswererRole.MODERATOR else one.shape
     shown = tool.shown(one.arguments) if tool.shown is not None else json_block(one.arguments)
-    who = "Only an admin or a moderator can answer. " if answerer is Answerer.MODERATOR else ""
+    who = "Only an admin or a moderator can answer. " if answerer is AnswererRole.MODERATOR else ""
     place, here = ("that", "there") if origin else ("this", "here")
     words = {"Yes, once": "", f"{place.capitalize()} conversation": " session", f"Always {here}": " always"}
 

@@ -77,7 +77,7 @@ _MAX_FILES: Final = 50
 """Maximum number of files to list for a skill."""
 
 
-class _SkillFile(Arguments, frozen=True):
+class _SkillArguments(Arguments, frozen=True):
     name: Annotated[str, Meta(description="Name from the system prompt.")]
     file: Annotated[str, Meta(description="A file of the skill.")] = SKILL_FILE
     offset: Annotated[int, Meta(ge=0, description="Where to start.")] = 0
@@ -94,7 +94,7 @@ def skill_tool(catalog: SkillCatalog) -> Tool:
         is_persisted=False,
         step=StepWords(doing="Reading the skill", did="read skills", about=lambda asked: asked.name),
     )
-    async def skill(asked: _SkillFile, context: ToolContext) -> str:
+    async def skill(asked: _SkillArguments, context: ToolContext) -> str:
         if asked.name not in catalog.skills:
             raise ToolError(f"there is no such skill; available skills: {', '.join(catalog.skills) or 'none'}")
         return await asyncio.to_thread(_read_skill, catalog.skills[asked.name], asked, min(40_000, context.result_size))
@@ -102,7 +102,7 @@ def skill_tool(catalog: SkillCatalog) -> Tool:
     return skill
 
 
-def _read_skill(skill: SkillInfo, asked: _SkillFile, room: int) -> str:
+def _read_skill(skill: SkillInfo, asked: _SkillArguments, room: int) -> str:
     root, name, end = skill.folder.resolve(), asked.file, asked.offset + room
 
     def listed() -> str:

@@ -131,7 +131,7 @@ class OfferRegistry:
     def resolve(self, call: ToolCall, context: ToolContext) -> ReadyCall:
         """Return the tool and parsed arguments of a call. Raises `ToolError` if the call cannot be run."""
         if call.name == MORE_TOOLS:
-            given: _MoreTools = parsed(call.arguments, _MoreTools)
+            given: _MoreToolsArguments = parsed(call.arguments, _MoreToolsArguments)
             if given.tool is None or given.arguments is None:
                 finder = more_tools(self.usable(context.chat, context.chat_kind))
                 return ReadyCall(call=call, tool=finder, arguments=given)
@@ -170,7 +170,7 @@ def schema_tokens(tool: Tool) -> int:
     return estimated_schema_tokens(tool.name, tool.description, tool.schema.parameters)
 
 
-class _MoreTools(Arguments, frozen=True):
+class _MoreToolsArguments(Arguments, frozen=True):
     query: Annotated[str, Meta(description="Words to find. Empty: list all.")] = ""
     tool: Annotated[str | None, Meta(description="Tool to run. Without arguments, shows its schema.")] = None
     arguments: Annotated[dict[str, Any] | None, Meta(description="Arguments for `tool`.")] = None
@@ -188,7 +188,7 @@ def more_tools(behind: Iterable[Tool]) -> Tool:
         is_persisted=False,
         step=StepWords(doing="Looking for a tool", did="looked for tools"),
     )
-    async def run(arguments: _MoreTools, context: ToolContext) -> str:
+    async def run(arguments: _MoreToolsArguments, context: ToolContext) -> str:
         name = arguments.tool
         if name is None:
             return _listed(tools, arguments.query)

@@ -19,15 +19,15 @@ MAX_TEXT_CHARACTERS: Final = 300
 """Maximum length of a to-do item, in characters. The list must stay short, because every compression repeats it."""
 
 
-class _TodoItem(Arguments, frozen=True):
+class _TodoChange(Arguments, frozen=True):
     id: Annotated[int | None, Meta(description="Number of an existing item.")] = None
     text: str | None = None
     state: TodoState | None = None
 
 
-class _TodoList(Arguments, frozen=True):
+class _TodoArguments(Arguments, frozen=True):
     items: Annotated[
-        tuple[_TodoItem, ...] | None, Meta(description="The whole list; with update, only new and changed items.")
+        tuple[_TodoChange, ...] | None, Meta(description="The whole list; with update, only new and changed items.")
     ] = None
     update: Annotated[bool, Meta(description="Keep all other items.")] = False
 
@@ -43,7 +43,7 @@ def todo_tool(clock: Clock) -> Tool:
         needs_approval=False,
         step=StepWords(doing="Updating the to-do list", did="updated the to-do list"),
     )
-    async def todo(arguments: _TodoList, context: ToolContext) -> str:
+    async def todo(arguments: _TodoArguments, context: ToolContext) -> str:
         if arguments.items is None:
             return shown(await context.store.read(load_todos, context.lineage_id))
         write = partial(_change, changes=arguments.items, is_whole=not arguments.update, now=clock.now())
@@ -54,7 +54,7 @@ def todo_tool(clock: Clock) -> Tool:
 
 @locks(lineage="lineage_id")
 def _change(
-    db: Connection, lineage_id: LineageId, *, changes: Sequence[_TodoItem], is_whole: bool, now: Millis
+    db: Connection, lineage_id: LineageId, *, changes: Sequence[_TodoChange], is_whole: bool, now: Millis
 ) -> list[TodoRow]:
     """Store the changes from a call. Raises `ToolError`, and stores nothing, if they would make the list invalid."""
     known = {} if is_whole else {item.id: item for item in load_todos(db, lineage_id)}

@@ -26,7 +26,7 @@ from hermes_state.store.sql import Connection, save_note
 from hermes_state.text import counted
 from hermes_state.tool_runs import load_newest_runs, load_offer
 from hermes_state.tools import approvals
-from hermes_state.tools.approvals import Answerer, ApprovalState, GrantKind, PendingApproval
+from hermes_state.tools.approvals import AnswererRole, ApprovalState, GrantKind, PendingApproval
 from hermes_state.transcripts import load_message, load_sender_name
 from hermes_state.values import ChatId, LineageId, Millis, ToolEffect
 
@@ -190,11 +190,11 @@ def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequen
         )
         raise CommandError(f"There are {len(pending)} open requests. Please name one of them, or `all`: {names}.")
     for one in () if is_admin else pending:
-        if one.answerer is Answerer.STARTER and one.started_by != person:
+        if one.answerer is AnswererRole.STARTER and one.started_by != person:
             raise CommandError("Only the person who started this turn, or an admin, can answer that request.")
-        if one.answerer is Answerer.MODERATOR and not request.context.access.may_moderate(person):
+        if one.answerer is AnswererRole.MODERATOR and not request.context.access.may_moderate(person):
             raise CommandError("Only an admin or a moderator can answer that request.")
-        if one.answerer is Answerer.ADMIN:
+        if one.answerer is AnswererRole.ADMIN:
             raise CommandError("Only an admin can answer that request.")
     return pending
 

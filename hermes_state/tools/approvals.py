@@ -35,7 +35,7 @@ class GrantKind(StrEnum):
     ALWAYS = "always"
 
 
-class Answerer(StrEnum):
+class AnswererRole(StrEnum):
     """Person who may answer a question, in addition to the admins."""
 
     STARTER = "starter"
@@ -48,7 +48,7 @@ class ApprovalRequest:
     tool_call_id: str
     tool_name: str
     shape: str
-    answerer: Answerer
+    answerer: AnswererRole
     markdown: str  # the question, with the whole call
     footer: Callable[[int], str]  # how to answer, given the approval's number
     buttons: Callable[[int], Sequence[Button]]
@@ -65,7 +65,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: Millis
     decided_by: str | None
     reason: str | None  # reason that a person gave for a denial
-    answerer: Answerer
+    answerer: AnswererRole
 
 
 class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     lineage_id: LineageId
     tool_name: str
     shape: str
-    answerer: Answerer
+    answerer: AnswererRole
     started_by: UserRef
 
 
@@ -111,7 +111,7 @@ def ask(
     for number, question in enumerate(questions):
         key = (question.tool_call_id, question.tool_name, question.shape, question.answerer, question.markdown)
         approval_id = insert_row(db, int, _ASK, (turn.id, call_message_id, *key, now, expires_at))
-        elsewhere = admin_chats if question.answerer is Answerer.ADMIN else ()
+        elsewhere = admin_chats if question.answerer is AnswererRole.ADMIN else ()
         asked = Reply(
             chat_id=turn.chat_id,
             kind=OutboxKind.STATUS,

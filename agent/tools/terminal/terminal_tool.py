@@ -32,7 +32,7 @@ STOP_SECONDS = 5.0
 _SECONDS = "For run: time limit. For poll: how long to wait for the end (default 0)."
 
 
-class Command(Arguments, frozen=True):
+class TerminalArguments(Arguments, frozen=True):
     action: Literal["run", "poll", "kill", "list"] = "run"
     command: Annotated[str, Meta(description="For run.")] = ""
     background: Annotated[bool, Meta(description="Return at once, with an id.")] = False
@@ -157,7 +157,7 @@ def terminal_tool(
         shown=_shown,
         step=StepWords(doing="Running", did="used the terminal", about=lambda asked: asked.command or asked.action),
     )
-    async def terminal(asked: Command, context: ToolContext) -> str:
+    async def terminal(asked: TerminalArguments, context: ToolContext) -> str:
         given, seconds = settings(), asked.seconds
         match asked.action:
             case "list":
@@ -190,13 +190,13 @@ _PLAIN = re.compile(
 """Pattern for a program that starts no other programs, with arguments that the shell passes on unchanged."""
 
 
-def command_shape(asked: Command, *, is_exact: bool = False) -> str:
+def command_shape(asked: TerminalArguments, *, is_exact: bool = False) -> str:
     """Return a command's kind for saved approvals: a harmless program with any arguments, or else the exact command.
 
     An empty kind means that each command needs its own approval. `is_exact`: always return the exact command, because
     there is no sandbox.
 
-    >>> [command_shape(Command(command=one)) for one in ("ls -l notes", "ls; reboot", "make all")]
+    >>> [command_shape(TerminalArguments(command=one)) for one in ("ls -l notes", "ls; reboot", "make all")]
     ['ls …', 'ls; reboot', 'make all']
     """
     command = asked.command.strip()
@@ -205,7 +205,7 @@ def command_shape(asked: Command, *, is_exact: bool = False) -> str:
     return "" if asked.background or len(shape) > 200 else shape
 
 
-def _shown(asked: Command) -> str:
+def _shown(asked: TerminalArguments) -> str:
     where = "\nThe command runs in the background." if asked.background else ""
     limit = f"\nTime limit: {asked.seconds:g} seconds." if asked.seconds is not None else ""
     return f"{fenced(asked.command, 'sh')}{where}{limit}"

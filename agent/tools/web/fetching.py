@@ -83,7 +83,7 @@ class FetchResult:
     """True if only the beginning was read."""
 
 
-class _Page(Arguments, frozen=True):
+class _PageArguments(Arguments, frozen=True):
     url: Annotated[str, Meta(description="With https://.")]
 
 
@@ -108,7 +108,7 @@ def fetch_tool(
         max_shown_characters=40_000,  # the model can open later parts of a longer page
         step=StepWords(doing="Reading the page", did="read web pages", about=lambda asked: asked.url),
     )
-    async def web_fetch(asked: _Page, context: ToolContext) -> str:
+    async def web_fetch(asked: _PageArguments, context: ToolContext) -> str:
         check_secret(asked.url, holds_secret)
         async with pages.taken_by(context.chat_id):
             page = await fetch_page(asked.url, settings())

@@ -61,7 +61,7 @@ class ShortReader:
         self, run_job: Callable[[Callable[[PostgresConnection], None]], Awaitable[None]], connections: int
     ) -> None:
         self._run_job, self._connections = run_job, connections
-        self._waiting: list[_ShortRead] = []
+        self._waiting: list[_ReadRequest] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy = 0
 
@@ -71,7 +71,7 @@ class ShortReader:
         If the server rejects a shared transaction, each of its reads is retried alone. Propagates errors from `call`
         and psycopg.
         """
-        read = _ShortRead(call, asyncio.get_running_loop().create_future())
+        read = _ReadRequest(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:
             self._busy += 1
@@ -87,7 +87,7 @@ class ShortReader:
         finally:  # done here because a caller may read again before this task has ended
             self._busy -= 1
 
-    async def _read(self, reads: "Sequence[_ShortRead]") -> None:
+    async def _read(self, reads: "Sequence[_ReadRequest]") -> None:
         try:
             await self._run_job(partial(_read_together, reads))
         except BaseException as error:  # the connection failed
@@ -100,7 +100,7 @@ class ShortReader:
 
 
 @dataclass(slots=True, eq=False)
-class _ShortRead:
+class _ReadRequest:
     call: Callable[[Connection], Any]
     future: asyncio.Future[Any]
     result: Any = None
@@ -123,7 +123,7 @@ class _ShortRead:
             self.future.set_result(self.result)
 
 
-def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
+def _read_together(reads: Sequence[_ReadRequest], db: PostgresConnection) -> None:
     """Run the reads in one transaction. If a server error makes all of them fail, retry them one by one."""
     with _snapshot(db, READ_SECONDS):
         run_pipelined(db, [partial(one.run, db) for one in reads])

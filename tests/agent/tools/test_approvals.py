@@ -22,7 +22,7 @@ from agent.tools.registry import Tool, parsed
 from agent.tools.schedules.schedule_tool import schedule_tool
 from agent.tools.terminal.terminal_tool import BackgroundRegistry, terminal_tool
 from hermes_state.errors import ToolError
-from hermes_state.tools.approvals import Answerer, ApprovalRequest
+from hermes_state.tools.approvals import AnswererRole, ApprovalRequest
 from hermes_state.values import SystemClock, ToolCall, ToolEffect
 
 INVISIBLE = "\u200d\u200b\u200f\u061c\u2028\u2063\u00ad\ufeff\u3164\u2800\u17b4\U000e0041\ue000"
@@ -69,7 +69,7 @@ def tools(folder: Path) -> dict[str, Tool]:
 def question(folder: Path, tool: str, arguments: Mapping[str, Any]) -> ApprovalRequest:
     call, known = ToolCall(id="1", name=tool, arguments=orjson.dumps(arguments).decode()), tools(folder)[tool]
     ready = ReadyCall(call=call, tool=known, arguments=parsed(call.arguments, known.parameters))
-    return question_about(ready, Answerer.STARTER)
+    return question_about(ready, AnswererRole.STARTER)
 
 
 @pytest.mark.parametrize(

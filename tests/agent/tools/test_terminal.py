@@ -11,7 +11,7 @@ import pytest
 
 from agent.settings import TerminalSettings
 from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
-from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, Command, terminal_tool
+from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, TerminalArguments, terminal_tool
 from hermes_state.aio import cancel_all
 from hermes_state.errors import ToolError
 from hermes_state.tool_runs import ToolRunState
@@ -121,9 +121,11 @@ async def test_errors_explain_invalid_calls(arguments: dict[str, Any], reason: s
 
 async def test_settings_disable_the_terminal_and_widen_its_approvals(terminal: Terminal) -> None:
     [tool] = terminal.tools.by_name.values()
-    assert tool.shape(Command(command="cat notes")) == "cat …"
+    assert tool.shape(TerminalArguments(command="cat notes")) == "cat …"
     terminal.settings = TerminalSettings(enabled=True, unsafe=True)
-    assert tool.shape(Command(command="cat notes")) == "cat notes", "without a sandbox, only the exact command"
+    assert tool.shape(TerminalArguments(command="cat notes")) == "cat notes", (
+        "without a sandbox, only the exact command"
+    )
     terminal.settings = TerminalSettings(enabled=False)
     assert tool.why_unavailable() == "the terminal is off (terminal.enabled)"
     assert "there is no tool named 'terminal'" in (await terminal(command="true")).text

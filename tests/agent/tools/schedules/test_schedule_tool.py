@@ -11,7 +11,7 @@ from agent.tools.offers import OfferRegistry, OpenAccess, Policy
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from agent.tools.schedules.schedule_tool import MAX_PER_CHAT, schedule_tool
 from hermes_state.errors import ToolError
-from hermes_state.tools.approvals import Answerer
+from hermes_state.tools.approvals import AnswererRole
 from hermes_state.tools.schedules import load_schedules
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, ChatKind, ToolCall
@@ -53,7 +53,7 @@ class Tools:
     def question(self, **arguments: Any) -> str:
         text = orjson.dumps({"action": "add", **arguments}).decode()
         ready = self._offers.resolve(ToolCall(id="c", name="schedule", arguments=text), self.context)
-        return question_about(ready, Answerer.STARTER).markdown
+        return question_about(ready, AnswererRole.STARTER).markdown
 
 
 async def test_a_schedule_is_added_listed_paused_and_removed(chat: Chat) -> None:

@@ -31,7 +31,7 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, WriteRequest
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.tools import approvals, subagents
-from hermes_state.tools.approvals import Answerer, ApprovalRequest, ApprovalState
+from hermes_state.tools.approvals import AnswererRole, ApprovalRequest, ApprovalState
 from hermes_state.transcripts import hide, load_view
 from hermes_state.turns import TurnClaim, note_preview, take_up
 from hermes_state.values import (
@@ -316,7 +316,7 @@ def asking(db: Connection) -> State:
             tool_call_id=call.id,
             tool_name=call.name,
             shape="look",
-            answerer=Answerer.STARTER,
+            answerer=AnswererRole.STARTER,
             markdown="May I?",
             footer=lambda number: f"/approve a{number}",
             buttons=lambda number: (),
