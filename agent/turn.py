@@ -35,16 +35,7 @@ from hermes_state.store.writer import Store
 from hermes_state.tool_runs import count_tool_rounds
 from hermes_state.transcripts import View, ViewCache
 from hermes_state.turns import RunningTurn, TurnMoved
-from hermes_state.values import (
-    Clock,
-    ConversationRef,
-    Message,
-    MessageId,
-    MessageRole,
-    ToolCall,
-    Transcript,
-    TurnId,
-)
+from hermes_state.values import Clock, ConversationRef, Message, MessageId, MessageRole, ToolCall, Transcript, TurnId
 
 log = structlog.get_logger()
 

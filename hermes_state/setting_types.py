@@ -260,22 +260,13 @@ _HEADER = (
 )
 _Texts: TypeAlias = dict[str, str | SecretStr]
 
-Headers: TypeAlias = Annotated[
-    _Texts,
-    _texts(*_HEADER, lambda name, _: _names_key(name)),
-    AfterValidator(FrozenBlock),
-]
+Headers: TypeAlias = Annotated[_Texts, _texts(*_HEADER, lambda name, _: _names_key(name)), AfterValidator(FrozenBlock)]
 """HTTP headers by name. A header whose name suggests a key is a secret."""
 SecretHeaders: TypeAlias = Annotated[_Texts, _texts(*_HEADER, lambda *_: True)]
 Options: TypeAlias = Annotated[
     _Texts,
     # a secret `true` would be redacted from all messages
-    _texts(
-        ".*",
-        r"\s*(.*?)\s*",
-        "",
-        lambda name, text: text not in ("true", "false") and _names_key(name),
-    ),
+    _texts(".*", r"\s*(.*?)\s*", "", lambda name, text: text not in ("true", "false") and _names_key(name)),
 ]
 """Client options by name. An option whose name suggests a key is a secret."""
 Variables: TypeAlias = Annotated[

@@ -103,14 +103,7 @@ class DocumentReader:
     slots: FairSemaphore = field(default_factory=lambda: FairSemaphore(2))
 
     async def read(
-        self,
-        file: IO[bytes],
-        name: str,
-        chat_id: ChatId,
-        *,
-        first: int = 1,
-        last: int = MAX_PAGE,
-        max_images: int = 0,
+        self, file: IO[bytes], name: str, chat_id: ChatId, *, first: int = 1, last: int = MAX_PAGE, max_images: int = 0
     ) -> DocumentText:
         """Read pages `first` to `last` of an open file. At most `max_images` pages without text are rendered.
 

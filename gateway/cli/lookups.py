@@ -208,10 +208,7 @@ def why(
     show(msgspec.to_builtins(found), why_lines(found), as_json=as_json)
 
 
-def usage(
-    place: Place = None,
-    as_json: Json = False,
-) -> None:
+def usage(place: Place = None, as_json: Json = False) -> None:
     """Show token usage, cost and spending caps for SESSION's conversation, for a chat, or for all chats."""
     used = ask_or_read("usage", {"place": place}, UsageReport, _read_spending)
     heading = "All chats" if used.chat is None else f"Chat {used.chat}"

@@ -24,17 +24,7 @@ from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.text import thoughts
 from hermes_state.transcripts import load_view, undoable_exchanges
 from hermes_state.turns import find_open_turn
-from hermes_state.values import (
-    ChatId,
-    ChatKey,
-    MessageBody,
-    MessageId,
-    MessageRole,
-    Millis,
-    Origin,
-    SentFile,
-    TurnId,
-)
+from hermes_state.values import ChatId, ChatKey, MessageBody, MessageId, MessageRole, Millis, Origin, SentFile, TurnId
 from platforms.local.entries import BEGINNING, Entry, EntryKind, merge, ref_of_file, taken_up
 
 PAGE_ROWS = 120

@@ -97,11 +97,7 @@ def _is_end(error: MCPError) -> bool:
 
 
 async def _pages(
-    ask: Callable[..., Awaitable[Any]],
-    field: str,
-    most: int,
-    kept: Callable[[Any], T],
-    seconds: float,
+    ask: Callable[..., Awaitable[Any]], field: str, most: int, kept: Callable[[Any], T], seconds: float
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
     """Return the items of a list, and a message about the error if one stopped the reading.
 

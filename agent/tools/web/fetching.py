@@ -17,14 +17,7 @@ from msgspec import Meta
 
 from agent.settings import WebSettings
 from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, tool
-from agent.tools.web.addresses import (
-    AddressRejected,
-    check_address,
-    checked_url,
-    host_of,
-    is_public,
-    open_socket,
-)
+from agent.tools.web.addresses import AddressRejected, check_address, checked_url, host_of, is_public, open_socket
 from agent.workers import run_worker
 from hermes_state.aio import FairSemaphore
 from hermes_state.errors import ToolError
