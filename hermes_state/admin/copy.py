@@ -57,8 +57,11 @@ TABLES: Final = {
 `accounts` and `previews` are left out, because they describe the running gateways.
 """
 
-FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id"}
-"""Columns that refer to rows of a later table. They are filled after all tables have been copied."""
+FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id", "messages": "replaces_id"}
+"""Columns that refer to later rows, of the same or a later table. They are filled after all tables have been copied.
+
+Parts of a long document are stored before their message, which `replaces_id` names.
+"""
 
 # Rows of `meta` that are not copied: application mark, versions, checksums, search index state, and the copy's note.
 _ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_from', '{COPY_NOTE}')
