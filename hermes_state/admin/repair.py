@@ -249,14 +249,19 @@ def _restore_references(db: sqlite3.Connection) -> list[str]:
 
 
 def _mend_references(db: sqlite3.Connection) -> int:
-    """Delete or update rows that refer to lost rows, as their foreign keys specify. Return how many were deleted."""
+    """Delete or update rows that refer to lost rows, as their foreign keys specify. Return how many were deleted.
+
+    Rows are also deleted if their foreign key must not be NULL.
+    """
     removed = 0
     while broken := db.execute("PRAGMA foreign_key_check").fetchall():
         for table, number in sorted({(row[0], row[3]) for row in broken}):
-            query = 'SELECT "from", "table", "to", on_delete FROM pragma_foreign_key_list(?) WHERE id = ?'
-            column, parent, key, on_delete = db.execute(query, (table, number)).fetchone()
+            query = """SELECT k."from", k."table", k."to", k.on_delete = 'CASCADE' OR c."notnull"
+            FROM pragma_foreign_key_list(:table) k JOIN pragma_table_info(:table) c ON c.name = k."from"
+            WHERE k.id = :number"""
+            column, parent, key, is_row_lost = db.execute(query, {"table": table, "number": number}).fetchone()
             lost = f"{column} IS NOT NULL AND {column} NOT IN (SELECT {key} FROM {parent})"
-            if on_delete == "CASCADE":
+            if is_row_lost:
                 removed += db.execute(f"DELETE FROM {table} WHERE {lost}").rowcount
             else:
                 db.execute(f"UPDATE {table} SET {column} = NULL WHERE {lost}")

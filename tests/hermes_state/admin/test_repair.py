@@ -18,6 +18,7 @@ from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavaila
 from hermes_state.inbox import InboxState
 from hermes_state.search.full_text import search
 from hermes_state.search.index import begin_index
+from hermes_state.values import ChatKind
 from tests.databases import open_store
 from tests.hermes_state.helpers import closed_after, opened, set_max_pages
 from tests.hermes_state.rows import START, exchange, make_chat, receive, start
@@ -231,6 +232,18 @@ async def test_messages_survive_the_loss_of_their_session_or_chat_row(path: Path
         assert len(lineages) == CHATS
         for (lineage_id,) in lineages:
             assert await store.read(sessions.count_messages, lineage_id) > 0, lineage_id
+
+
+def test_talk_of_a_lost_chat_without_messages_is_removed(path: Path) -> None:
+    with opened(path) as db:
+        chat = make_chat(db, "group", ChatKind.GROUP)
+        db.execute("INSERT INTO talk VALUES (1, ?, 'm1', 'telegram:2', 'Bob', 0, 'lunch at noon?', 1)", (chat,))
+    before = texts(path)
+    overwrite(path, pages_of(path, "chats"), 8)
+    report = repaired(path)
+    assert texts(path) == before
+    assert counts(path)["talk"] == 0
+    assert "1 rows that belonged to lost rows were removed." in report.notes
 
 
 def test_messages_of_a_lost_turn_are_settled_as_dead(path: Path) -> None:
