@@ -128,7 +128,7 @@ async def stop(context: ConsoleContext, person: WebPerson, form: Mapping[str, st
         raise CommandError("This turn has already ended.")
     await context.record(person, "stop", turn.chat.name)
     said = "The turn is stopped. Its chat receives a message."
-    return SentCommand(chat=turn.chat, kind=turn.kind, text="/stop", said=said)
+    return SentCommand(chat=turn.chat, kind=turn.kind, text=f"/stop t{turn.id}", said=said)
 
 
 # ---- compressions

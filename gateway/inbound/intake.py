@@ -118,7 +118,7 @@ class GatewayIntake:
             if not event.is_bare_command:
                 self.waiting.note_waiting(event)
             return
-        key = self._key_of(event.chat, event.chat_kind, event.sender)
+        key = self._key_of(event)
         if command.name == "stop":
             if self.lanes.running_in(key) is None:
                 return  # the message to be stopped may not be stored yet, and the adapter reports `/stop` again
@@ -128,7 +128,6 @@ class GatewayIntake:
 
     def refusal(self, event: InboundMessage) -> str | None:
         parsed, command = self.registry.resolve(event.text, event.words_by)
-        key = self._key_of(event.chat, event.chat_kind, event.sender)
         if self.access.role_of(event.sender.ref) is None:
             has_pairing = self.runtime.config.pairing.enabled and not event.chat_kind.is_shared
             if has_pairing and self._stranger_limiter.full_since(event, 3) is None:
@@ -141,13 +140,13 @@ class GatewayIntake:
             return None  # the turn may run on another node, so the command must be stored first
         if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return TOO_FAST
-        return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
+        return command.refusal(parsed.argument, self.access, event.sender.ref, self._key_of(event), event.chat_kind)
 
     def suggestions(self, event: InboundMessage) -> Sequence[str]:
         parsed, command = self.registry.resolve(event.text, event.words_by)
         if command is None or parsed is None or self.access.role_of(event.sender.ref) is None:
             return ()
-        key = self._key_of(event.chat, event.chat_kind, event.sender)
+        key = self._key_of(event)
         is_refused = command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind) is not None
         return () if is_refused else command.suggest(self.runtime)
 
@@ -222,7 +221,7 @@ class GatewayIntake:
                 hints.append(event)
             self.access.judge(event)
             return True
-        key, sessions = self._key_of(event.chat, event.chat_kind, event.sender), self.runtime.config.sessions
+        key, sessions = self._key_of(event), self.runtime.config.sessions
         # Except in busy mode `queue`, an earlier message of the batch can start a turn that this message joins or ends.
         is_apart = sessions.busy_mode == "queue" or all(one.is_talk or one.key != key for one in batch)
         is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart
@@ -240,7 +239,7 @@ class GatewayIntake:
         if result is not AccessResult.ADMITTED:
             await self._answer_denied(message, result, cursor)
             return
-        key = self._key_of(message.chat, message.chat_kind, message.sender)
+        key = self._key_of(message)
         admission = self._admission(message, key, parsed, command, cursor)
         is_stop = command is not None and command.name == "stop"
         if not (is_stop and admission.running_here is not None) and await self._is_refused(admission, is_stop):
@@ -391,9 +390,10 @@ class GatewayIntake:
             return replace(admitted, inbox_id=None)
         return admitted
 
-    def _key_of(self, chat: ChatKey, kind: ChatKind, sender: values.Sender) -> ChatKey:
-        is_per_user = kind.is_shared and self.runtime.config.sessions.groups == "per_user"
-        return replace(chat, user_ref=sender.id) if is_per_user else chat
+    def _key_of(self, event: InboundMessage) -> ChatKey:
+        is_per_user = event.chat_kind.is_shared and self.runtime.config.sessions.groups == "per_user"
+        names_group = event.sender.platform == event.chat.platform  # the console names the exact chat
+        return replace(event.chat, user_ref=event.sender.id) if is_per_user and names_group else event.chat
 
     # Strangers and edits
 

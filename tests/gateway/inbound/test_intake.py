@@ -7,8 +7,9 @@ import pytest
 
 from gateway.inbound.intake import NO_ACCESS
 from hermes_state.errors import StoreUnavailable
-from hermes_state.values import ChatKey, Cursor
+from hermes_state.values import ChatKey, Cursor, Sender
 from tests.gateway.helpers import (
+    ANN,
     BOB,
     EVE,
     EVE_CHAT,
@@ -133,6 +134,18 @@ async def test_per_user_keeps_people_of_a_group_apart(serve: Serve) -> None:
         await eventually(lambda: "Nothing was running." in gateway.adapter.texts(GROUP), "bob has nothing to stop")
         hang.release()
         await gateway.quiet(GROUP)
+
+
+@pytest.mark.parametrize("started_with", ["shared", "per_user"])
+async def test_a_command_from_the_console_reaches_the_chat_that_it_names(serve: Serve, started_with: str) -> None:
+    key = GROUP if started_with == "shared" else replace(GROUP, user_ref=ANN.id)
+    async with serve(sessions={"groups": started_with}) as gateway:
+        await gateway.ask("remember this", chat=GROUP)
+    async with serve(sessions={"groups": "per_user"}) as gateway:
+        owner = Sender(platform="local", id="owner", name="Owner")
+        await gateway.say("/schedule add 0 8 * * 1 the plan", chat=key, sender=owner)
+        await gateway.until_rows("SELECT 1 FROM schedules")
+        assert await gateway.rows("SELECT user_ref FROM chats") == [(key.user_ref,)]
 
 
 async def test_topics_of_a_group_are_chats_of_their_own(gateway: TestGateway) -> None:
