@@ -257,7 +257,7 @@ def end_offer(db: Connection, chat_id: ChatId, topic: OfferTopic, now: Millis) -
     query = "SELECT platform_ref FROM outbox WHERE dedupe_key = ? ORDER BY part DESC LIMIT 1"
     ref = scalar_or_none(db, str, query, (key,))
     if ref is not None:  # else it was not sent, and its button says that it no longer applies
-        enqueue(db, Reply(chat_id=chat_id, markdown=markdown, dedupe_key=f"{key}{CLOSED}", replaces=ref), now)
+        enqueue(db, Reply(chat_id=chat_id, markdown=markdown, dedupe_key=f"{key}{ENDED}", replaces=ref), now)
     return str(key)
 
 
@@ -275,6 +275,7 @@ def load_offer(db: Connection, chat_id: ChatId, topic: OfferTopic) -> str | None
 
 
 CLOSED = ":closed"  # end of the dedupe key of an edit that closes a question
+ENDED = ":ended"  # end of the dedupe key of an edit that only removes buttons
 
 
 @locks(outbox="row_id")

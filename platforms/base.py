@@ -148,7 +148,9 @@ class SendRequest:
     key: str
     """Idempotency key, the same for every attempt to send this part; at most 25 ASCII characters."""
     replaces: str | None = None
-    """Id of the preview's placeholder message, which this part replaces."""
+    """Id of the message that this part replaces, such as the preview's placeholder."""
+    only_edits: bool = False
+    """True if nothing is sent in case the message in `replaces` is gone."""
     reply_to: str | None = None
     ticket: str | None = None
     is_repeat: bool = False

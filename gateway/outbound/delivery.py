@@ -338,6 +338,7 @@ class Delivery:
             part=row.rendered,
             key=f"o{row.id}",
             replaces=row.replaces,
+            only_edits=row.dedupe_key.endswith(outbox.ENDED),
             reply_to=row.reply_to,
             ticket=row.ticket,
             is_repeat=is_repeat,

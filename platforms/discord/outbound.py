@@ -111,6 +111,8 @@ class DiscordSender:
                 # The placeholder was deleted, belongs to another bot, or is in an archived thread, which only a new
                 # message reopens. If the bot cannot write at all, sending the new message raises the error.
                 log.info("discord.placeholder_gone", reason=str(error))
+                if request.only_edits:
+                    return request.replaces
         if request.is_repeat and (tried_at := request.first_tried_at) is not None:
             # For two minutes, Discord recognises a repeated nonce. An answer to a command has no nonce.
             has_nonce = request.ticket is None and 0 <= self.clock.now() - tried_at <= 120_000

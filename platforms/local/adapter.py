@@ -165,6 +165,8 @@ class LocalAdapter:
         chat, sent = self._live_chat(request.chat), None if request.file is None else request.part.attached
         ref = request.replaces or f"k-{request.key}" if sent is None else ref_of_file(sent)
         known = chat.find(ref)
+        if known is None and request.only_edits:
+            return ref
         entry = Entry(
             ref=ref,
             kind=EntryKind(request.text_kind),

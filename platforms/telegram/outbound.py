@@ -72,7 +72,7 @@ class TelegramSender:
         if request.is_plain:
             part = replace(part, text=part.plain, markup="")
         if request.replaces is not None:
-            if await self._edit(request.chat, request.replaces, part, keyboard):
+            if await self._edit(request.chat, request.replaces, part, keyboard) or request.only_edits:
                 return request.replaces
             log.info("telegram.placeholder_gone")
         if request.is_repeat:  # even with a placeholder, because the first attempt may have sent a new message

@@ -437,6 +437,6 @@ async def test_the_undo_button_is_for_its_compression_only_and_vanishes(gateway:
     assert "can no longer be undone" in await gateway.ask("/compress undo #0000abcd")
     assert "Compression undone" in await gateway.ask(button.command)
     await gateway.quiet()
-    edits = [request for request in gateway.adapter.requests if request.replaces is not None]
-    assert [(edit.part.text, edit.part.buttons) for edit in edits] == [(compressed.part.text, ())]
+    [edit] = [request for request in gateway.adapter.requests if request.replaces is not None]
+    assert (edit.part.text, edit.part.buttons, edit.only_edits) == (compressed.part.text, (), True)
     assert "can no longer be undone" in await gateway.ask(button.command)

@@ -124,6 +124,14 @@ async def test_a_late_repeat_is_sent_if_the_history_is_unreadable(live: DiscordH
     assert await live.visible(live.direct_chat) == ["the answer"]
 
 
+async def test_an_edit_of_a_deleted_message_sends_no_other(live: DiscordHarness) -> None:
+    ref = await live.adapter.send(request(live.direct_chat, "the error"))
+    await live.delete(ref)
+    edit = replace(request(live.direct_chat, "the error", key="k2", replaces=ref), only_edits=True)
+    assert await live.adapter.send(edit) == ref
+    assert await live.visible(live.direct_chat) == []
+
+
 @pytest.mark.parametrize(("status", "code"), [(400, 50083), (403, 50005)])
 async def test_an_answer_arrives_even_if_its_placeholder_cannot_be_edited(
     live: DiscordHarness, status: int, code: int

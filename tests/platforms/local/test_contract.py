@@ -1,11 +1,12 @@
 """The local web chat keeps the contract of all adapters."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.platforms.contract import AdapterContract, AdapterHarness
+from tests.platforms.contract import AdapterContract, AdapterHarness, request
 from tests.platforms.local.harness import LocalHarness
 
 
@@ -17,3 +18,8 @@ class TestLocalContract(AdapterContract):
 
     async def test_a_message_near_the_limit_expects_more(self, harness: AdapterHarness) -> None:
         pytest.skip("a page sends a message of any length in one piece")
+
+    async def test_an_edit_of_a_forgotten_entry_shows_no_other(self, live: AdapterHarness) -> None:
+        edit = replace(request(live.direct_chat, "the error", replaces="k-forgotten"), only_edits=True)
+        assert await live.adapter.send(edit) == "k-forgotten"
+        assert await live.visible(live.direct_chat) == []

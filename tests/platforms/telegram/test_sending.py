@@ -84,6 +84,13 @@ class TestPlaceholders:
         assert await live.adapter.send(request(live.direct_chat, "final", replaces=ref)) != ref
         assert await live.visible(live.direct_chat) == ["final"]
 
+    async def test_an_edit_of_a_deleted_message_sends_no_other(self, live: TelegramHarness) -> None:
+        ref = await live.adapter.send(request(live.direct_chat, "the error"))
+        await live.control.post("/bot123456:LABTOKEN/deleteMessage", json={"chat_id": PERSON, "message_id": ref})
+        edit = replace(request(live.direct_chat, "the error", replaces=ref), only_edits=True)
+        assert await live.adapter.send(edit) == ref
+        assert await live.visible(live.direct_chat) == []
+
     async def test_an_edit_whose_answer_was_lost_can_be_repeated(self, live: TelegramHarness) -> None:
         ref = await live.adapter.send(request(live.direct_chat, "draft"))
         await live.fault(match="editMessageText", kind="reset_after")
