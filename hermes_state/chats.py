@@ -204,6 +204,26 @@ def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None
     return sorted(rows, key=lambda row: row.id)
 
 
+class SpokenRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Text of a person or of an answer."""
+
+    origin: Origin
+    sender_name: str | None
+    text: str
+    created_at: Millis
+    is_undone: bool
+
+
+def load_spoken(db: Connection, chat_id: ChatId, limit: int, skip: int) -> list[SpokenRow]:
+    """Load texts of the chat's active conversation, oldest first: the newest `limit` before the last `skip`."""
+    query = """SELECT m.origin, m.sender_name, m.text, m.created_at,
+      EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL) AS is_undone
+    FROM chats c JOIN sessions s ON s.id = c.active_session_id JOIN messages m ON m.lineage_id = s.lineage_id
+    WHERE c.id = ? AND m.seq > 0 AND m.origin IN ('human','assistant') AND m.text <> ''
+    ORDER BY m.id DESC LIMIT ? OFFSET ?"""
+    return select(db, SpokenRow, query, (chat_id, limit, skip))[::-1]
+
+
 def known_refs(db: Connection, chat_id: ChatId, refs: Iterable[str]) -> frozenset[str]:
     """Return the platform ids among `refs` that belong to messages in the chat's transcript."""
     query = "SELECT 1 FROM platform_messages WHERE chat_id = ? AND ref = ?"

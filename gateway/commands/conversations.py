@@ -10,10 +10,11 @@ from agent.context.carried.sections import rules_in_view
 from gateway.commands.registry import CommandRequest, CommandResult, page_buttons, say, set_in_session, transaction
 from gateway.times import format_time, spoken_time
 from hermes_state import outbox, sessions
+from hermes_state.chats import load_spoken
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, plain, shortened
-from hermes_state.transcripts import NewMessage, append_to_tip, load_hidden, load_messages, load_view
+from hermes_state.transcripts import NewMessage, append_to_tip, load_view
 from hermes_state.values import (
     Button,
     ChatId,
@@ -22,7 +23,6 @@ from hermes_state.values import (
     MessageRole,
     Millis,
     Origin,
-    Transcript,
     parse_recall_id,
     recall_id,
 )
@@ -133,26 +133,15 @@ async def history(request: CommandRequest) -> CommandResult:
     if words is None or words[1] == "0":
         raise CommandError("Send `/history`, or `/history 30` for the last 30 messages.")
     count, skip = min(50, int((words[1] or "10")[:9])), int(words[2] or 0)
-    rows, hidden = await request.context.store.read(_load_history, request.chat.id, count + skip + 1)
-    has_older, rows = len(rows) > count + skip, rows[max(0, len(rows) - count - skip) : len(rows) - skip]
+    rows = await request.context.store.read(load_spoken, request.chat.id, count + 1, skip)
     lines = []
-    for row in rows:
+    for row in rows[-count:]:
         who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
-        mark = " (undone)" if row.id in hidden else ""
-        lines.append(f"**{who}**, {format_time(row.created_at, request.zone)}{mark}\n{shortened(row.text or '', 280)}")
-    older = (Button(label="Older", command=f"/history {count} {skip + count}"),) if has_older else ()
+        mark = " (undone)" if row.is_undone else ""
+        lines.append(f"**{who}**, {format_time(row.created_at, request.zone)}{mark}\n{shortened(row.text, 280)}")
+    older = (Button(label="Older", command=f"/history {count} {skip + count}"),) if len(rows) > count else ()
     empty = "This conversation has no older messages." if skip else "This conversation has no messages yet."
     return say("\n\n".join(lines) or empty, *older)
-
-
-def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcript, set[MessageId]]:
-    session = sessions.load_active(db, chat_id)
-    if session is None:
-        return (), set()
-    # Load more rows than the reply shows, because the reply leaves out tool calls and their results.
-    rows = load_messages(db, session.lineage_id, count * 8)
-    shown = [row for row in rows if row.origin in (Origin.HUMAN, Origin.ASSISTANT) and row.text]
-    return tuple(shown[-count:]), load_hidden(db, session.lineage_id)
 
 
 async def rules(request: CommandRequest) -> CommandResult:

@@ -14,7 +14,8 @@ from gateway.commands.table import REGISTRY
 from gateway.inbound.intake import AFTER_THIS_ANSWER, STEERED
 from gateway.turns.lanes import TURNED_AWAY
 from hermes_state.store.sql import Connection
-from hermes_state.values import ChatKind, Millis, Sender
+from hermes_state.transcripts import NewMessage, append_to_tip
+from hermes_state.values import ChatKind, LineageId, MessageRole, Millis, Origin, Sender
 from tests.gateway.helpers import (
     ANN,
     BOB,
@@ -171,6 +172,27 @@ async def test_history_shows_undone_messages_with_a_mark(gateway: TestGateway) -
     assert len((await gateway.ask("/history 1")).split("\n\n")) == 1
     assert len((await gateway.ask("/history " + "9" * 5_000)).split("\n\n")) == 4
     assert "`/history 30`" in await gateway.ask("/history all")
+
+
+async def test_history_shows_whole_pages_in_a_group_with_much_talk(gateway: TestGateway) -> None:
+    def overhear(db: Connection) -> None:
+        for number in range(90):
+            talk = NewMessage(role=MessageRole.USER, origin=Origin.TALK, text=f"talk {number}", sender_name="Bob")
+            append_to_tip(db, LineageId(1), talk, Millis(1))
+
+    for number in range(4):
+        await gateway.ask(f"question {number}")
+        await gateway.store.write(overhear)
+    shown = [await gateway.ask(command) for command in ("/history 3", "/history 3 3", "/history 3 6")]
+    texts = [[line.splitlines()[1] for line in page.split("\n\n")] for page in shown]
+    said = [text for number in range(4) for text in (f"question {number}", f"echo: question {number}")]
+    assert texts == [said[5:8], said[2:5], said[0:2]]
+    requests = gateway.adapter.requests[-3:]
+    assert [[button.command for button in one.part.buttons] for one in requests] == [
+        ["/history 3 3"],
+        ["/history 3 6"],
+        [],
+    ]
 
 
 # ---- conversations
