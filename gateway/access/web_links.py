@@ -32,7 +32,7 @@ async def make_link(
     if not isinstance(adapter, LocalAdapter) or adapter.url is None:
         return None
     if not name:
-        return adapter.mint_url()
+        return await adapter.mint_url()
     person, shown = UserRef(f"local:{named_after(name)}"), " ".join(name.split())[:80]
     if person == "local:" or not shown.isprintable():
         raise CommandError("A name must have at least one letter or digit, and no control characters.")
@@ -41,7 +41,7 @@ async def make_link(
     if role is not None or access.role_of(person) is None:
         await store.write(_admit, person, shown, role or UserRole.USER, decided_by, clock.now())
         await access.load()
-    return adapter.mint_url(person, shown)
+    return await adapter.mint_url(person, shown)
 
 
 @locks(EVERYTHING)

@@ -1,6 +1,6 @@
 """Access to the web chat: a one-time token is exchanged for a cookie and a key.
 
-The database contains only a SHA-256 hash of the cookie and the key.
+The database contains only SHA-256 hashes: one of the token, and one of the cookie and the key.
 
 Browsers send a cookie to every port of a host, so any program on another port could receive it. Every request
 therefore also needs the key, which is in browser storage that only this page can read.
@@ -14,13 +14,11 @@ import msgspec
 from yarl import URL
 
 from hermes_state.admin import browsers
-from hermes_state.admin.browsers import SignedInBrowser
+from hermes_state.admin.browsers import SignedInBrowser, SignInLink
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
-from hermes_state.values import LOCAL_OWNER, Clock, Millis, UserRef
+from hermes_state.values import LOCAL_OWNER, Clock, UserRef
 
-TOKEN_MS = 24 * 3600 * 1000
-"""Lifetime of an unused token, in milliseconds."""
 KEY_HEADER, TOKEN_HEADER = "Hermes-Key", "Hermes-Token"
 """Request headers with the page's key, and with the token from the page's address."""
 
@@ -63,17 +61,14 @@ class BrowserAccessControl:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._tokens: dict[str, tuple[Millis, UserRef, str]] = {}
-        """Time of creation, person and person's name for each unused token, keyed by a digest of the token."""
         self._admitted: dict[str, SignedInBrowser] = {}
         """Browsers that were signed in at their last request, keyed by a digest of their cookie and key."""
 
-    def mint(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str:
-        """Create a token for a person. With more than five unused tokens, the oldest becomes invalid."""
+    async def mint(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str:
+        """Create a token for a person. Raises `StoreUnavailable` if it cannot be stored."""
         token = secrets.token_urlsafe(32)
-        self._tokens[_digest(token)] = (self._clock.now(), person, name)
-        if len(self._tokens) > 5:
-            del self._tokens[next(iter(self._tokens))]
+        link = SignInLink(created_at=self._clock.now(), person=person, person_name=name)
+        await self._store.write(browsers.add_link, _digest(token), link)
         return token
 
     async def exchange(self, token: str, agent: str) -> Credentials | None:
@@ -82,18 +77,18 @@ class BrowserAccessControl:
         `agent`: the browser's `User-Agent` header. Raises `StoreUnavailable`, and the token then stays valid.
         """
         digest, now = _digest(token), self._clock.now()
-        minted = self._tokens.pop(digest, None)
-        if minted is None or abs(now - minted[0]) > TOKEN_MS:
+        if (link := await self._store.read_short(browsers.find_link, digest, now)) is None:
             return None
-        _, person, name = minted
         made = Credentials(cookie=secrets.token_urlsafe(32), key=secrets.token_urlsafe(32))
-        shown = "".join(character for character in agent if character.isprintable())[:200]
-        browser = SignedInBrowser(digest=made.digest, agent=shown, created_at=now, person=person, person_name=name)
-        try:
-            await self._store.write(browsers.add, browser, 20)
-        except BaseException:
-            self._tokens[digest] = minted
-            raise
+        browser = SignedInBrowser(
+            digest=made.digest,
+            agent="".join(character for character in agent if character.isprintable())[:200],
+            created_at=now,
+            person=link.person,
+            person_name=link.person_name,
+        )
+        if not await self._store.write(browsers.use_link, digest, browser):
+            return None
         self._admitted[made.digest] = browser
         return made
 

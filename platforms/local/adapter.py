@@ -37,7 +37,7 @@ class LocalAdapter:
 
     Uploaded files wait in `spool/local` below `state_dir`. `port_tries` is the maximum number of ports to try, starting
     at the configured one, until one is free. Each time the page becomes available, `on_ready` is called with a link
-    that has a one-time token.
+    that has a one-time token, or with the page's address if the token cannot be stored.
     """
 
     name = "local"
@@ -83,9 +83,11 @@ class LocalAdapter:
             return None
         return str(address(self._settings.host, self._port) if self._public is None else self._public / "")
 
-    def mint_url(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str | None:
+    async def mint_url(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str | None:
         """Return a link with a new token that signs in one browser of a person, or None while no page is served."""
-        return None if self.url is None else str(URL(self.url).with_query(token=self.access.mint(person, name)))
+        if (url := self.url) is None:
+            return None
+        return str(URL(url).with_query(token=await self.access.mint(person, name)))
 
     def health(self) -> AdapterHealth:
         if self._port is None:
@@ -100,14 +102,18 @@ class LocalAdapter:
             self._chats.open(await self._store.read(load_recent))
         except (OSError, StateError) as error:
             raise PlatformUnavailable(f"The web chat cannot start: {error}") from error
+        try:
+            query = {"token": await self.access.mint()}
+        except StateError as error:
+            log.warning("local.link_not_stored", error=str(error))
+            query = {}
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._save_recent)
             self._port = await self._listen(stack, Site(self._parts(intake)))
             stack.callback(self._chats.close)
             log.info("local.served", host=self._settings.host, port=self._port)
-            url = self.mint_url()
-            if self._on_ready is not None and url is not None:
-                self._on_ready(url)
+            if self._on_ready is not None and self.url is not None:
+                self._on_ready(str(URL(self.url).with_query(query)))
             try:
                 await asyncio.Event().wait()  # until cancelled
             finally:

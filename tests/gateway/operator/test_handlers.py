@@ -116,7 +116,7 @@ async def test_the_link_to_the_web_chat_is_returned(gateway: TestGateway, tmp_pa
 async def test_signed_in_browsers_are_listed_and_signed_out(gateway: TestGateway, tmp_path: Path) -> None:
     access = BrowserAccessControl(gateway.store, gateway.clock)
     for agent in ("Firefox \x1b[2J", "Chrome"):
-        assert await access.exchange(access.mint(), agent) is not None
+        assert await access.exchange(await access.mint(), agent) is not None
     local = web_chat(gateway, tmp_path)
     async with running(local, RecordingIntake()):
         ask = operator(gateway, AdapterRegistry({"local": local})).handlers()

@@ -2,16 +2,30 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.admin.browsers import LIFETIME_MS, SignedInBrowser, add, find, load, remove
+from hermes_state.admin.browsers import (
+    LIFETIME_MS,
+    LINK_LIFETIME_MS,
+    MAX_LINKS,
+    SignedInBrowser,
+    SignInLink,
+    add,
+    add_link,
+    find,
+    find_link,
+    load,
+    remove,
+    use_link,
+)
 from hermes_state.engines.postgres import migrate as postgresql
 from hermes_state.engines.sqlite import migrate as sqlite
 from hermes_state.store.sql import Connection, load_note, save_note
-from hermes_state.values import Millis
+from hermes_state.values import LOCAL_OWNER, Millis, UserRef
 from tests.hermes_state.helpers import opened
 from tests.hermes_state.rows import START
 from tests.postgres import connect
 
 NOW = Millis(START)
+ANN = UserRef("local:ann")
 NOTE = "local.cookies"
 NOTED = """[{"digest": "a1", "since": 5}, {"digest": "f2", "since": 1800000000001, "agent": "Füchse \\"9\\""},
   {"digest": "b3", "since": 1800000000000, "agent": ""}]"""
@@ -22,8 +36,8 @@ KEPT = [
 ]
 
 
-def sign_in(db: Connection, name: str, *, at: int = START, most: int = 3) -> list[str]:
-    browser = SignedInBrowser(digest=name * 16, agent=name, created_at=Millis(at))
+def sign_in(db: Connection, name: str, *, at: int = START, most: int = 3, person: UserRef = LOCAL_OWNER) -> list[str]:
+    browser = SignedInBrowser(digest=name * 16, agent=name, created_at=Millis(at), person=person)
     add(db, browser, most)
     return [one.agent for one in load(db, Millis(at))]
 
@@ -38,6 +52,47 @@ def test_the_oldest_browsers_are_signed_out_above_the_limit(db: Connection) -> N
     for name in ("alfa", "beta", "coda"):
         sign_in(db, name)
     assert sign_in(db, "delt") == ["beta", "coda", "delt"]
+
+
+def test_browsers_of_another_person_stay_signed_in(db: Connection) -> None:
+    sign_in(db, "alfa")
+    for name in ("beta", "coda", "delt", "echo"):
+        sign_in(db, name, person=ANN)
+    assert [one.agent for one in load(db, NOW)] == ["alfa", "coda", "delt", "echo"]
+
+
+def keep_link(db: Connection, name: str, *, at: int = START, person: UserRef = ANN) -> None:
+    add_link(db, name, SignInLink(created_at=Millis(at), person=person, person_name="Ann"))
+
+
+def valid_links(db: Connection, names: str, at: int = START) -> str:
+    return "".join(name for name in names if find_link(db, name, Millis(at)) is not None)
+
+
+def test_a_link_signs_in_one_browser(db: Connection) -> None:
+    keep_link(db, "a")
+    assert valid_links(db, "ab") == "a"
+    browsers = [SignedInBrowser(digest=name * 64, agent=name, created_at=NOW, person=ANN) for name in "xy"]
+    assert [use_link(db, "a", browser) for browser in browsers] == [True, False]
+    assert load(db, NOW) == browsers[:1]
+    assert valid_links(db, "a") == ""
+
+
+def test_the_oldest_links_of_a_person_end_above_the_limit(db: Connection) -> None:
+    keep_link(db, "z", person=LOCAL_OWNER)
+    for number, name in enumerate("abcdefg"):
+        keep_link(db, name, at=START + number)
+    assert valid_links(db, "zabcdefg") == "z" + "abcdefg"[-MAX_LINKS:]
+    keep_link(db, "h", at=START - 7)
+    assert valid_links(db, "h") == "h", "the clock was set back"
+
+
+def test_expired_links_are_removed_with_the_next_link(db: Connection) -> None:
+    keep_link(db, "a")
+    later = START + 1 + LINK_LIFETIME_MS
+    assert valid_links(db, "a", later) == ""
+    keep_link(db, "b", at=later, person=LOCAL_OWNER)
+    assert db.execute("SELECT key FROM meta WHERE key LIKE 'link.%'").fetchall() == [("link.b",)]
 
 
 def test_expired_browsers_are_removed(db: Connection) -> None:

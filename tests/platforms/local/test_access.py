@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.admin import browsers
-from hermes_state.admin.browsers import SignedInBrowser
+from hermes_state.admin.browsers import LINK_LIFETIME_MS, SignedInBrowser
 from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
 from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.sql import save_note
+from hermes_state.values import UserRef
 from platforms.local.access import (
     CONTENT_POLICY,
     KEY_HEADER,
     TOKEN_HEADER,
-    TOKEN_MS,
     BrowserAccessControl,
     host_names,
     refusal,
@@ -110,7 +110,7 @@ async def test_opening_the_printed_link_does_not_use_up_the_token(local: LocalHa
 
 async def test_a_token_works_once(local: LocalHarness) -> None:
     await local.sign_in()
-    url = local.adapter.mint_url()
+    url = await local.adapter.mint_url()
     assert url is not None
     assert await local.use(url) == 204, "a browser that is signed in does not use it up"
     local.browser.cookie_jar.clear()
@@ -121,7 +121,22 @@ async def test_a_token_works_once(local: LocalHarness) -> None:
     assert await local.use(url) == 200
 
 
-@pytest.mark.parametrize("jump", [TOKEN_MS + 1, -TOKEN_MS - 1])
+async def test_links_of_many_people_work_after_a_restart(tmp_path: Path, intake: RecordingIntake) -> None:
+    people = [UserRef(f"local:p{number}") for number in range(8)]
+    async with LocalHarness(tmp_path) as local:
+        async with running(local.adapter, intake):
+            links = [await local.adapter.mint_url(person, str(person)) for person in people]
+            port = int(local.root.rsplit(":", 1)[1])
+        local.adapter = local.another_adapter(port=port)
+        async with running(local.adapter, intake):
+            for link in links:
+                assert link is not None
+                local.browser.cookie_jar.clear()
+                assert await local.use(link) == 200
+            assert [browser.person for browser in await signed_in(local)] == people
+
+
+@pytest.mark.parametrize("jump", [LINK_LIFETIME_MS + 1, -LINK_LIFETIME_MS - 1])
 async def test_an_unused_token_expires_after_a_day(local: LocalHarness, clock: SetClock, jump: int) -> None:
     clock.at += jump
     assert await local.use(local.ready_urls[0]) == 401
@@ -194,8 +209,8 @@ async def test_a_token_stays_valid_if_its_cookie_could_not_be_stored(tmp_path: P
     path = tmp_path / "state.db"
     store = await SqliteStore.open(path, busy_seconds=0.1)
     access = BrowserAccessControl(store, clock)
-    token = access.mint()
     try:
+        token = await access.mint()
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreUnavailable):
@@ -203,6 +218,20 @@ async def test_a_token_stays_valid_if_its_cookie_could_not_be_stored(tmp_path: P
         assert await access.exchange(token, "a browser") is not None
     finally:
         await store.close()
+
+
+@sqlite_only
+async def test_the_page_is_served_without_a_token_while_the_database_is_locked(
+    tmp_path: Path, intake: RecordingIntake
+) -> None:
+    async with LocalHarness(tmp_path) as local:
+        await local.store.close()
+        local.store = await SqliteStore.open(tmp_path / "state.db", busy_seconds=0.1)
+        local.adapter = local.another_adapter()
+        with contextlib.closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            async with running(local.adapter, intake):
+                assert local.ready_urls == [local.adapter.url]
 
 
 # ---- other origins -------------------------------------------------------------------------------------------
