@@ -23,8 +23,9 @@ async def make_link(
 ) -> str | None:
     """Return a new link for the owner or the person called `name`, or None if this process serves no web chat.
 
-    A new person gets the role `user` unless `role` says otherwise. A known person keeps their role. Raises
-    `CommandError` if the name is not valid, or if the owner would lose their rights.
+    A new person gets the role `user` unless `role` says otherwise. A known person keeps their role unless `role` is
+    given. Raises `CommandError` if the name is not valid, or if it stands for the owner or for a person whose name
+    differs.
     """
     from platforms.local import LocalAdapter  # only a gateway with a web chat imports it
     from platforms.local.pages import named_after
@@ -38,6 +39,12 @@ async def make_link(
         raise CommandError("A name must have at least one letter or digit, and no control characters.")
     if person == LOCAL_OWNER:
         raise CommandError("“owner” is reserved for the owner of this gateway. Choose another name.")
+    known = await store.read(pairings.find_name, person)
+    if known is not None and known.casefold() != shown.casefold():
+        raise CommandError(
+            f"“{shown}” would get the id {person}, which belongs to “{known}”. Choose another name. To sign in another "
+            f"browser of the same person, enter “{known}”."
+        )
     if role is not None or access.role_of(person) is None:
         await store.write(_admit, person, shown, role or UserRole.USER, decided_by, clock.now())
         await access.load()

@@ -40,7 +40,7 @@ async def revoke(context: ConsoleContext, person: WebPerson, form: Mapping[str, 
 
 
 async def invite(context: ConsoleContext, person: WebPerson, form: Mapping[str, str]) -> str:
-    role = UserRole.ADMIN if form.get("role") == "admin" else UserRole.USER
+    role = UserRole.ADMIN if form.get("role") == "admin" else None  # None keeps the role of a known person
     name, local = field_of(form, "name"), context.adapters.supervised.get("local")
     adapter, by = local.adapter if local is not None else None, person.ref
     made = make_link(context.store, context.access, adapter, context.clock, name=name, role=role, decided_by=by)

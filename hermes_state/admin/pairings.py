@@ -122,6 +122,14 @@ def admit(db: Connection, person: UserRef, name: str, role: UserRole, decided_by
     db.execute(insertion("pairings", values), values)
 
 
+def find_name(db: Connection, user_ref: UserRef) -> str | None:
+    """Load the name of a person who was given access, even if it was revoked. None if there is no such person."""
+    query = (
+        "SELECT display_name FROM pairings WHERE user_ref = ? AND state <> 'pending' ORDER BY decided_at DESC LIMIT 1"
+    )
+    return scalar_or_none(db, str, query, (user_ref,))
+
+
 def deny(db: Connection, code_hash: str) -> bool:
     """Delete a pending request, so that its code is no longer valid. Return False if there is none."""
     return db.execute("DELETE FROM pairings WHERE code_hash = ? AND state = 'pending'", (code_hash,)).rowcount > 0
