@@ -54,7 +54,10 @@ def load_extent(db: Connection, key: ChatKey) -> DeletionReport:
 
 @locks(chat="key")
 def hide(db: Connection, key: ChatKey, now: Millis) -> LineageId | None:
-    """Hide a chat and free its name. Return its conversation, if any. Raises `CommandError` if the chat is busy."""
+    """Hide a chat, free its name, and end its schedules. Return its conversation, if any.
+
+    Raises `CommandError` if the chat is busy.
+    """
     chat = existing(db, key)
     busy = """SELECT EXISTS (SELECT 1 FROM turns WHERE chat_id = :id AND state IN ('running','waiting'))
       OR EXISTS (SELECT 1 FROM inbox WHERE chat_id = :id AND state IN ('new','claimed'))
@@ -67,6 +70,7 @@ def hide(db: Connection, key: ChatKey, now: Millis) -> LineageId | None:
     query = """UPDATE chats SET deleted_at = ?, chat_ref = ?, title = NULL, settings = '{}', pinned_at = NULL,
       archived_at = NULL, active_session_id = NULL WHERE id = ?"""
     db.execute(query, (now, f"deleted {chat.id}", chat.id))
+    db.execute("DELETE FROM schedules WHERE chat_id = ?", (chat.id,))  # otherwise they would start hidden turns
     return None if active is None else active.lineage_id
 
 

@@ -13,7 +13,8 @@ from hermes_state.search.full_text import search
 from hermes_state.sessions import load_active, set_title
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, ChatKey, ChatKind, Millis
+from hermes_state.tools.schedules import FiringPlan, NewSchedule, fire_due, insert_schedule
+from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, UserRef
 from tests.databases import IS_POSTGRES, sqlite_only
 from tests.hermes_state.files.test_files import keep
 from tests.hermes_state.rows import START, exchange, start
@@ -103,6 +104,19 @@ async def test_a_chat_that_answers_is_not_deleted(store: Store) -> None:
     with pytest.raises(CommandError, match="no longer exists"):
         await store.write(hide, key_of("unknown"), START)
     assert await store.read(find_chat, key_of("busy")) is not None
+
+
+async def test_schedules_end_when_their_chat_is_hidden(store: Store) -> None:
+    def schedule(db: Connection, chat: ChatId) -> None:
+        plan = {"creator_ref": UserRef("local:owner"), "creator_name": "Owner", "spec": "0 8 * * *", "zone": "UTC"}
+        insert_schedule(db, NewSchedule(chat_id=chat, text="wake up", next_at=START, created_at=START, **plan))
+
+    for name in ("gone", "stays"):
+        await store.write(schedule, await store.write(talk, name, ["one"]))
+    await store.write(hide, key_of("gone"), START)
+    stays = await store.read(find_chat, key_of("stays"))
+    assert stays is not None
+    assert await store.write(fire_due, lambda row: FiringPlan(key="2026-01-01T08:00"), now()) == [stays.id]
 
 
 async def test_other_chats_write_while_a_chat_is_removed(store: Store, tmp_path: Path) -> None:
