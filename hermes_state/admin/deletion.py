@@ -60,7 +60,7 @@ def hide(db: Connection, key: ChatKey, now: Millis) -> LineageId | None:
     """
     chat = existing(db, key)
     busy = """SELECT EXISTS (SELECT 1 FROM turns WHERE chat_id = :id AND state IN ('running','waiting'))
-      OR EXISTS (SELECT 1 FROM inbox WHERE chat_id = :id AND state IN ('new','claimed'))
+      OR EXISTS (SELECT 1 FROM inbox WHERE chat_id = :id AND state IN ('new','claimed') AND kind <> 'notice')
       OR EXISTS (SELECT 1 FROM outbox WHERE chat_id = :id AND state IN ('pending','sending'))"""
     if scalar(db, bool, busy, {"id": chat.id}):
         raise CommandError(

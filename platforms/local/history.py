@@ -108,7 +108,8 @@ def load_editable(db: Connection, key: ChatKey) -> Entry | None:
     if chat is None or session is None or session.ended_at is not None:
         return None
     exchanges = undoable_exchanges(load_view(db, session.lineage_id))
-    if not exchanges or find_open_turn(db, chat.id) is not None or load_waiting(db, chat.id):
+    is_waiting = any(row.kind is not InboxKind.NOTICE for row in load_waiting(db, chat.id))  # a notice starts no turn
+    if not exchanges or is_waiting or find_open_turn(db, chat.id) is not None:
         return None
     asked = [message for message in exchanges[-1] if message.origin is Origin.HUMAN]
     text, files = "\n\n".join(filter(None, (one.text for one in asked))), load_files(db, [one.id for one in asked])

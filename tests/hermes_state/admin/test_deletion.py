@@ -9,6 +9,7 @@ from hermes_state.admin.deletion import _TABLES, hide, load_extent, load_hidden_
 from hermes_state.chats import ensure_chat, find_chat
 from hermes_state.errors import CommandError
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.inbox import InboxKind
 from hermes_state.search.full_text import search
 from hermes_state.sessions import load_active, set_title
 from hermes_state.store.sql import Connection
@@ -17,7 +18,7 @@ from hermes_state.tools.schedules import FiringPlan, NewSchedule, fire_due, inse
 from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, UserRef
 from tests.databases import IS_POSTGRES, sqlite_only
 from tests.hermes_state.files.test_files import keep
-from tests.hermes_state.rows import START, exchange, start
+from tests.hermes_state.rows import START, exchange, receive, start
 
 SECRETS = [f"{random.Random(number).getrandbits(48):012x}" for number in range(300)]
 """Words of the deleted chat. None of them starts like another, so the index stores the end of each."""
@@ -104,6 +105,14 @@ async def test_a_chat_that_answers_is_not_deleted(store: Store) -> None:
     with pytest.raises(CommandError, match="no longer exists"):
         await store.write(hide, key_of("unknown"), START)
     assert await store.read(find_chat, key_of("busy")) is not None
+
+
+async def test_a_waiting_notice_is_deleted_with_its_chat(store: Store, tmp_path: Path) -> None:
+    chat = await store.write(talk, "gone", ["one"])
+    await store.write(lambda db: receive(db, chat, "Background command 3 has ended.", kind=InboxKind.NOTICE))
+    await store.write(hide, key_of("gone"), START)
+    await remove_deleted(store, AttachmentFolder(tmp_path / "files"), lambda chat_id: None, now)
+    assert await store.read(lambda db: db.execute("SELECT count(*) FROM inbox").fetchall()) == [(0,)]
 
 
 async def test_schedules_end_when_their_chat_is_hidden(store: Store) -> None:

@@ -25,6 +25,7 @@ from platforms.local.chat_routes import PAGE_ROWS
 from platforms.local.chats import MAX_EVENTS, ChatStream, encode
 from platforms.local.markdown import to_html
 from tests.clocks import SetClock
+from tests.hermes_state.rows import receive
 from tests.platforms.contract import RecordingIntake, request, running
 from tests.platforms.local.harness import LocalHarness, Screen
 
@@ -574,6 +575,15 @@ async def test_an_edited_message_replaces_the_old_one(local: LocalHarness) -> No
     sent = list(dict.fromkeys(event.text for event in local.intake.events if isinstance(event, InboundMessage)))
     assert sent == ["a slip", "/undo", "better"]
     assert len(set(local.intake.offered)) == 3
+
+
+async def test_a_waiting_notice_does_not_prevent_an_edit(local: LocalHarness) -> None:
+    turn = await begin(local, "a slip")
+    await turn.finish("an answer to it")
+    await turn.deliver()
+    text = "Background command 3 has ended."
+    await local.store.write(lambda db: receive(db, turn.chat_id, text, kind=inbox.InboxKind.NOTICE))
+    assert (await editable(local))["text"] == "a slip"
 
 
 async def test_an_answer_that_is_being_written_cannot_be_edited(local: LocalHarness) -> None:
