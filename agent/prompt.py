@@ -41,7 +41,7 @@ _PLATFORM_FACTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBuilder:
-    """Builds an agent's prompts, so that the prompt whose size is measured is the prompt that is sent."""
+    """Builds an agent's prompts, both to measure their size and to send them, so that the two never differ."""
 
     tools: ToolRegistry
     persona: str = DEFAULT_PERSONA

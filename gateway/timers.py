@@ -55,7 +55,7 @@ class Timer:
         )
 
     def stop(self) -> asyncio.Task[object] | None:
-        """Forget the job; the scheduler must end it. Return the running task, or None if no task is running."""
+        """Plan no more runs. Return the running task, if any; the caller cancels it and shuts down the scheduler."""
         self._job = None
         return self._task
 

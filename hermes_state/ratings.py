@@ -1,6 +1,6 @@
-"""Reactions: signs, which the bot sets, and ratings, each of which is a person's newest thumb on an answer.
+"""Reactions: signs, which the bot sets, and ratings, which are people's newest thumbs-up or thumbs-down on answers.
 
-The model is told about ratings once, with the next message of the chat.
+The model is told about each rating once, together with the next message in the chat.
 """
 
 import re
@@ -68,7 +68,7 @@ def rate(
 
 
 def tell(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> tuple[str, ...]:
-    """Return a note for the model about new ratings of the conversation's answers, if any. Each is told once."""
+    """Return a note for the model about new ratings of the conversation's answers, if any. Each is returned once."""
     # With `IN`, SQLite would load the ids of all messages of the conversation.
     query = """UPDATE ratings SET was_told = 1 WHERE chat_id = ? AND was_told = 0
     AND EXISTS (SELECT 1 FROM messages a WHERE a.id = ratings.message_id AND a.lineage_id = ?)
@@ -84,7 +84,7 @@ def tell(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> tuple[str, .
 
 
 def count(db: Connection, since: Millis, within: ChatId | None) -> tuple[int, int]:
-    """Return the numbers of thumbs up and thumbs down since a time, in one chat or in all chats."""
+    """Return the number of thumbs-up and of thumbs-down ratings since a time, in one chat or in all chats."""
     query = """SELECT coalesce(sum(CASE value WHEN 1 THEN 1 ELSE 0 END), 0), count(*) FROM ratings
     WHERE at >= ? AND chat_id = coalesce(?, chat_id)"""
     up, total = db.execute(query, (since, within)).fetchone()

@@ -205,10 +205,10 @@ class DeletionEvent(PlatformEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReactionEvent(PlatformEvent):
-    """A person set or removed a thumb on a message. `chat` has no thread on platforms that do not report it."""
+    """A person added or removed a thumbs-up or thumbs-down. `chat` has no thread if the platform does not report it."""
 
     sender: Sender
-    value: int  # 1: thumb up; -1: thumb down
+    value: int  # 1: thumbs-up; -1: thumbs-down
     is_removed: bool
 
 

@@ -1,7 +1,7 @@
 r"""Formulas in answers: `$…$`, `$$…$$`, `\(…\)` and `\[…\]` become MathML on the web, and Unicode text elsewhere.
 
-Text between these delimiters is a formula only if it clearly is one, because prices and shell variables have dollar
-signs too. A formula that cannot be converted is shown as its source.
+Text between these delimiters is converted only if it is clearly a formula, because prices and shell variables also have
+dollar signs. A formula that cannot be converted is shown as its source.
 """
 
 import html

@@ -105,7 +105,7 @@ def keep_debt(db: Connection, session_id: SessionId, *, owes_notes: bool) -> Non
 
 @locks(chat="job.conversation.chat_id")
 def settle_notes(db: Connection, job: CompressionJob, system: str) -> None:
-    """Record that the notes of a job were taken. Replace the child session's system prompt if not yet sent."""
+    """Record that a job's notes have been taken. Replace the child's system prompt, unless a model may have seen it."""
     keep_debt(db, job.view.session.id, owes_notes=False)
     sessions.renew_system_prompt(db, job.conversation.lineage_id, _child_prompt(job, system))
 

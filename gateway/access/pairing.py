@@ -24,7 +24,7 @@ OFFER = (
 )
 HINT = "You wrote to me in a group, but you do not have access yet. "
 HINT_PAIRING = f"{HINT}Send me any message here, and you receive a pairing code that the owner of this bot can approve."
-HINT_CLOSED = f"{HINT}Please ask the person who runs this bot."
+HINT_CLOSED = f"{HINT}Please ask the owner of this bot for access."
 STILL_WAITING = "You do not have access yet. Your code still needs approval from the owner of this bot or an admin."
 
 COMMAND_LINE = "command line"

@@ -107,7 +107,7 @@ class AccessControl:
         return self.is_admin(ref) or ref in self._live.config.access.moderators
 
     def hears(self, group: ChatKey) -> bool:
-        """Return True if the gateway stores what is said in a group. The key must not include a person."""
+        """Return True if the gateway stores what people say in `group`, which is a chat key without a person."""
         return self._hearing.get(group, self._live.config.groups.context == "on")
 
     @property

@@ -25,7 +25,7 @@ PRIVACY_MODE = (
 )
 
 
-REACTIONS_ON = "Reactions are on here: I mark your messages, and you can rate my answers with a thumb up or down."
+REACTIONS_ON = "Reactions are on here: I mark your messages, and you can give my answers a thumbs-up or thumbs-down."
 REACTIONS_OFF = "Reactions are off here: I do not mark messages, and I do not store your reactions."
 
 

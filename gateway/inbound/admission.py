@@ -359,7 +359,7 @@ class OfflineResult:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class OfflineCommandRunner:
-    """Runs `/stop` and `/status` without the database. Replies to other commands that they must wait."""
+    """Runs `/stop` and `/status` without the database. Asks people who send other commands to wait."""
 
     access: AccessControl
     lanes: LaneRegistry

@@ -142,14 +142,14 @@ def file_name(attachment: IncomingAttachment) -> str:
 
 
 def too_large(attachment: IncomingAttachment, max_bytes: int) -> str:
-    """Return the reply about a file that exceeds the size limit. The limit is rounded down in the reply."""
+    """Return the reply to a person whose file exceeds the size limit. The limit is rounded down in the reply."""
     limit = f"{max_bytes // 1_000_000:,} MB" if max_bytes >= 1_000_000 else f"{max_bytes // 1_000:,} KB"
     smaller = "a smaller copy" if attachment.kind is AttachmentKind.IMAGE else "only the part that matters"
     return f"“{quoted_name(attachment)}” is too large (limit: {limit}). Please send {smaller}."
 
 
 def unreadable(attachment: IncomingAttachment, *, sees_images: bool) -> str:
-    """Return the reply about a file whose kind cannot be used."""
+    """Return the reply to a person who sent a file that cannot be used."""
     files = "a text file or an image" if sees_images else "a text file"
     is_document = attachment.kind is AttachmentKind.DOCUMENT
     way = f"send {files}, or paste the text here" if is_document else f"write it as text, or send {files}"

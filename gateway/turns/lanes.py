@@ -408,7 +408,7 @@ def _start_turn(
 
 
 def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow], bool]:
-    """Return the open turn or the waiting rows, and True if there are document parts of a message without a turn."""
+    """Return the open turn, or else the waiting rows, and True if unbound document parts must be removed."""
     turn = find_open_turn(db, chat_id)
     rows = inbox.load_waiting(db, chat_id) if turn is None else []
     scheduled = {row.id for row in rows if row.payload.via is InputKind.SCHEDULED}

@@ -196,7 +196,7 @@ class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_id: str | None = None
     tool_name: str | None = None
     ratings: tuple[int, ...] = ()
-    """Ratings of an answer: 1 for each thumb up, and -1 for each thumb down."""
+    """Ratings of an answer: 1 for each thumbs-up, and -1 for each thumbs-down."""
 
 
 # Purpose: load the lineages with messages since a given time, in one place or in all chats, oldest first.

@@ -1,4 +1,4 @@
-"""Patterns of secrets from `patterns.toml`, and redaction of keys in known formats."""
+"""Patterns for secrets, loaded from `patterns.toml`, and redaction of keys in known formats."""
 
 import re
 import tomllib
@@ -77,7 +77,7 @@ def _shape(begin: str, rest: str) -> re.Pattern[str]:
 
 @cache
 def _unmarked() -> Mapping[re.Pattern[str], tuple[re.Pattern[str], ...]]:
-    """Return patterns of keys that have no fixed prefix, grouped by a pattern that is quick to search for."""
+    """Return patterns for keys that have no fixed prefix, grouped by a pattern that is quick to search for."""
     found: dict[re.Pattern[str], tuple[re.Pattern[str], ...]] = {}
     for key in stored()["unmarked"]:
         hint = re.compile(key["hint"])

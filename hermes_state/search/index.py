@@ -1,8 +1,9 @@
 """Maintain the search index: check it at start and after a failure, and rebuild it in the background.
 
-A new index is filled next to the old one in blocks, from the newest message back. A note stores the oldest id that the
-new index contains, so that a restart can continue there. Triggers add newer messages. When the new index is complete,
-it replaces the old one. A damaged index is removed immediately, and searches use the unfinished index.
+A new index is filled next to the old one in blocks, from the newest message to the oldest. A row in `meta` stores the
+oldest id that the new index contains, so a rebuild continues there after a restart. Triggers add newer messages. When
+the new index is complete, it replaces the old one. A damaged index is removed immediately, and searches use the
+unfinished index.
 
 PostgreSQL stores a message together with its words. Words stored by an earlier version are replaced.
 """

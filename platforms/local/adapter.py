@@ -84,7 +84,7 @@ class LocalAdapter:
         return str(address(self._settings.host, self._port) if self._public is None else self._public / "")
 
     async def mint_url(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str | None:
-        """Return a link with a new token that signs in one browser of a person, or None while no page is served."""
+        """Return a link with a new token that signs in one browser of a person, or None if the server is down."""
         if (url := self.url) is None:
             return None
         return str(URL(url).with_query(token=await self.access.mint(person, name)))
@@ -209,7 +209,7 @@ class LocalAdapter:
         return True
 
     def _live_chat(self, key: ChatKey) -> LiveChat:
-        """Return the chat with this key. Raises `PlatformUnavailable` while no page is served."""
+        """Return the chat with this key. Raises `PlatformUnavailable` if the web server is not running."""
         if self._port is None:
             raise PlatformUnavailable("the web chat is not running")
         return self._chats[key]

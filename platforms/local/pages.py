@@ -43,7 +43,7 @@ class PageWriter:
         return self._environment.get_template(f"{template}.html").render(values)
 
     def console_content(self, page: ConsolePage, person: WebPerson, values: Values, menu: Sequence[ConsolePage]) -> str:
-        """Render the content of a page of the console, and the menu."""
+        """Render the content and the menu of a console page."""
         content = self._environment.get_template(f"console/{page.name}.html").render(values, person=person)
         return Markup(content) + self.fragment("page_menu", menu, page.name)
 

@@ -39,7 +39,7 @@ _STYLES = (
 
 
 class Site:
-    """All pages of one run of the adapter."""
+    """Web application of one adapter run: the routes, and the checks that apply to every request."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts

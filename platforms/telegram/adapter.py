@@ -243,7 +243,7 @@ async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: I
 async def _publish_menus(
     sdk: telegram.Bot, wanted: dict[str, tuple[BotCommandScope, list[BotCommand]]], store: Store
 ) -> bool:
-    """Set the menus that differ from the stored digests, and remove all others. Return False if one was refused."""
+    """Set the menus that have changed, and delete those that are no longer wanted. Return True if none was refused."""
     key = f"{PLATFORM}.menu.{sdk.id}"
     before = dict(one.partition("=")[::2] for one in (await store.read(load_note, key) or "").split())
     now = {
