@@ -216,13 +216,14 @@ def _tail_start(
     largest = limits.input_window * MAX_TAIL_PERCENT // 100
     used, start = 0, len(transcript)
     while start > 0:
-        count = len(transcript) - start
-        wanted = used + sizes[start - 1]
-        is_due = wanted <= (limits.tail if count >= MIN_TAIL_ROWS else largest)
-        if not is_due and not (count < rules.protect_last_n and wanted <= ceiling):
+        used += sizes[start - 1]
+        if used > (limits.tail if len(transcript) - start >= MIN_TAIL_ROWS else largest):
             break
-        used = wanted
         start -= 1
+    protected = max(0, len(transcript) - rules.protect_last_n)
+    # A part of these rows is not worth the space: the next compression would follow sooner.
+    if protected < start and sum(sizes[protected:]) <= ceiling:
+        start = protected
     back = _moved_back(exchanges, start)
     if back < start and sum(sizes[back:]) > largest:
         return _moved_forward(exchanges, start)

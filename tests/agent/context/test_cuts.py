@@ -82,7 +82,7 @@ SHORT_TAIL = CompressorSettings(protect_last_n=3)
 CHATTER = {
     "the tail fills its budget": (40, 40, SHORT_TAIL, Cut(head_end=3, tail_start=80 - 819 // 40)),
     "the tail has protected rows": (20, 60, RULES, Cut(head_end=3, tail_start=40 - 20)),
-    "the tail exceeds its budget by half at most": (20, 100, RULES, Cut(head_end=3, tail_start=40 - 12)),
+    "the protected rows exceed the budget by more than half": (20, 100, RULES, Cut(head_end=3, tail_start=40 - 8)),
     "three rows stay regardless of size": (10, 1_500, RULES, Cut(head_end=0, tail_start=20 - 3)),
     "three rows would fill the window": (10, 4_000, RULES, Cut(head_end=0, tail_start=20 - 1, kept=(18,))),
     "everything would fit into the tail": (10, 10, RULES, Cut(head_end=4, tail_start=17)),
