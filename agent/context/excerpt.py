@@ -1,8 +1,8 @@
 """Excerpts of conversations for summary models: limited in size, sampled evenly, without secrets.
 
-Each message is one entry, whose lines after the first are indented. No text can close the tags around an excerpt. If
-there is too much text, long messages are cut in the middle, and then some messages are left out. At least half of the
-room is reserved for messages from people.
+Each message is one entry, whose lines after the first are indented. No text can close the tags around an excerpt. The
+middle of a long answer is left out. If there is still too much text, all long messages are cut in the middle, and then
+some messages are left out. At least half of the room is reserved for messages from people.
 
 `fitted` shortens summaries, because models exceed the requested length and a long summary would soon cause the next
 compression.
@@ -30,6 +30,8 @@ ENTRY_TOKENS = 18
 """Estimated number of tokens in the id, time and speaker that precede a message."""
 GAP_TOKENS = 8
 """Estimated number of tokens in the line that says how many messages are not shown."""
+ANSWER_CHARACTERS = 1_200
+"""Maximum number of characters of an answer. An answer begins and ends with what matters, and facts are carried."""
 RECORD_LINES = 1_000
 """Maximum number of lines of an earlier record. A longer record is not from this gateway, so its middle is removed."""
 QUOTED_CHARACTERS = 20_000
@@ -45,10 +47,11 @@ Redact = Callable[[str], str]
 
 def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = UTC, has_names: bool = False) -> str:
     """Return the rows as text, shortened to about `limit` estimated tokens if it is longer."""
-    costs = [_row_tokens(row) + ENTRY_TOKENS for row in rows]
+    lengths = [_length(row) for row in rows]
+    costs = [_cost(_row_tokens(row) + ENTRY_TOKENS, length, _most(row)) for row, length in zip(rows, lengths, strict=True)]
     if sum(costs) <= limit:
         return "\n".join(_entries(rows, redact, zone, _WHOLE, has_names=has_names))
-    lengths = [_length(row) for row in rows]
+    lengths = list(map(min, lengths, map(_most, rows)))
     max_characters = _row_characters(costs, lengths, limit * 95 // 100)  # a margin, because the estimate is rough
     costs = list(map(_cost, costs, lengths, repeat(max_characters)))
     kept: Sequence[int] = range(len(rows))
@@ -155,16 +158,21 @@ def _entries(
     limits: list[int] = []
     size = 0
     for row in rows:
-        text = " ".join(piece for piece in said(row) if piece)
-        short = _shortened(text, max_characters)
+        text, most = " ".join(piece for piece in said(row) if piece), min(max_characters, _most(row))
+        short = _shortened(text, most)
         speaker = _speaker(row, has_names=has_names)
         batch.append(f"[{recall_id(row.id)} {moment(row.created_at, zone)} {speaker}] {short}")
-        limits.append(max_characters if short is text else _WHOLE)
+        limits.append(most if short is text else _WHOLE)
         size += len(short)
         if size >= 10_000:
             yield from map(both_ends, _cleaned(batch, redact), limits)
             batch, limits, size = [], [], 0
     yield from map(both_ends, _cleaned(batch, redact), limits)
+
+
+def _most(row: Message) -> int:
+    """Return the maximum number of characters to show of a row, whatever the room."""
+    return ANSWER_CHARACTERS if row.role is MessageRole.ASSISTANT and not row.body.calls else _WHOLE
 
 
 def _shortened(text: str, max_characters: int) -> str:

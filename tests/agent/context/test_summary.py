@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from agent.context.excerpt import ANSWER_CHARACTERS
 from agent.context.summary import HEADINGS, SECTIONS, SummaryError, SummaryJob, checked_summary, summary_request
 from agent.context.summary import audited as audited_summary
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
@@ -339,6 +340,19 @@ def test_long_messages_are_cut_in_the_middle_before_any_is_omitted() -> None:
     assert "not shown" not in shown
     assert all(f"begin{number} " in shown and f"end{number}" in shown for number in range(10))
     assert "characters …]" in shown
+
+
+def test_the_middle_of_a_long_answer_is_left_out_even_if_there_is_room() -> None:
+    words = "begin " + "x y " * 1_000 + "end"
+    shown = conversation(asked(human(words), answer(words), input_limit=Tokens(50_000)))
+    said, answered = shown.split("assistant]")
+    assert words in said
+    assert len(answered) < ANSWER_CHARACTERS * 1.2
+    assert all(part in answered for part in ("begin", "end", "characters …]"))
+    for at in range(0, 180, 3):  # around the two cuts
+        shown = asked(answer(f"{'a ' * (at + 200)}{KEY} {'x y ' * 600}{KEY} {'b ' * (at + 200)}"))
+        assert KEY[:12] not in shown
+        assert KEY[-12:] not in shown
 
 
 WORDS = {
