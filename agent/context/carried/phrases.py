@@ -56,6 +56,11 @@ class Language:
         return re.compile(_whole(self._table["once"]) + "|" + self._table["reported"])
 
     @cached_property
+    def one_time(self) -> re.Pattern[str]:
+        """Matches words that limit a wish to one time."""
+        return re.compile(_whole(self._table["once"]))
+
+    @cached_property
     def foreign(self) -> re.Pattern[str]:
         """Matches sentences that share words with this language but are written in another one."""
         return re.compile(_whole(self._table.get("foreign", "(?!)")))
@@ -68,6 +73,11 @@ class Language:
     @cached_property
     def choice(self) -> re.Pattern[str]:
         """Matches clauses in which people say what they prefer or have decided."""
+        return self._expression("choice", "settled")
+
+    @cached_property
+    def wish(self) -> re.Pattern[str]:
+        """Matches clauses in which people say what they prefer, but not their decisions."""
         return self._expression("choice")
 
     @cached_property

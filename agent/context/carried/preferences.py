@@ -35,9 +35,23 @@ def preference_in(sentence: str, languages: Sequence[Language]) -> str | None:
         before = max((one.end() for one in _BREAK.finditer(lower, 0, match.start())), default=0)
         subject = language.no_subject.sub(" ", lower[start:end])
         is_open = language.no_choice.search(lower[before : min(end, match.end() + 20)]) is not None
-        if start < end and not is_open and _LETTERS.search(subject) is not None:
+        if is_open or _LETTERS.search(subject) is None or _is_for_once(lower, before, match, language):
+            continue
+        if start < end:
             return sentence[start:end].strip(" \t\n,;:?\uff0c\uff1f、،-\u2013\u2014")
     return None
+
+
+def _is_for_once(lower: str, start: int, match: re.Match[str], language: Language) -> bool:
+    """Return True if a wish applies only once. The words that say so are in its clause, which begins at `start`, or next
+    to it ("For this email, I'd prefer a short one"). A decision is no wish: "today" can be the day when it was made.
+    """
+    after = _BREAK.search(lower, match.end())
+    end = len(lower) if after is None else after.start()
+    if language.wish.search(lower, start, end) is None:
+        return False
+    between = (lower[one.end() : start] + lower[end : one.start()] for one in language.one_time.finditer(lower))
+    return any(_BREAK.sub("", words).strip() == "" for words in between)
 
 
 def _ends_of_clause(lower: str, match: re.Match[str], language: Language) -> tuple[int, int]:
@@ -45,13 +59,15 @@ def _ends_of_clause(lower: str, match: re.Match[str], language: Language) -> tup
 
     The part is empty if the match itself is in a question.
     """
+    breaks = [one.end() for one in _BREAK.finditer(lower, 0, match.start() + 1) if one.end() <= match.start()]
     is_after_request = language.request.search(lower, 0, match.start()) is not None
     asked = language.request.search(lower, match.end())
     end = len(lower) if asked is None else asked.start()
     if asked is None and not is_after_request and re.search(r"[?\u061f\uff1f]\W*\Z|吗\W*\Z", lower) is not None:
         end = max((one.start() for one in _BREAK.finditer(lower, match.end())), default=0)
+        if end == 0 and breaks:  # "Which hotel, as I prefer small ones?"
+            is_after_request, end = True, len(lower)
     start = 0
     if end > CLAUSE_CHARACTERS or is_after_request:
-        breaks = [one.end() for one in _BREAK.finditer(lower, 0, match.start() + 1) if one.end() <= match.start()]
         start = breaks[-1] if breaks else match.start()
     return start, end

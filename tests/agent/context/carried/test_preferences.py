@@ -53,6 +53,20 @@ def stated(*rows: Message, **changes: Any) -> list[str]:
         ("우리는 오월에 이사하기로 했어요.", "우리는 오월에 이사하기로 했어요."),
         ("أنا أفضل القطار على الطائرة.", "أنا أفضل القطار على الطائرة."),
         ("قررنا الانتقال في شهر مايو.", "قررنا الانتقال في شهر مايو."),
+        ("We bought stairs, so no ladders please.", "We bought stairs, so no ladders please."),
+        ("I'm lactose intolerant, what can I cook?", "I'm lactose intolerant"),
+        ("Spaces, not tabs please.", "Spaces, not tabs please."),
+        ("Wir bleiben nun doch bei der Bahn.", "Wir bleiben nun doch bei der Bahn."),
+        ("Quel vin, vu que je préfère le blanc au rouge ?", "vu que je préfère le blanc au rouge"),
+        ("¿Qué preparo, ya que soy vegetariano?", "ya que soy vegetariano"),
+        ("Che film scelgo, visto che detesto gli horror?", "visto che detesto gli horror"),
+        ("Sou alérgico a nozes.", "Sou alérgico a nozes."),
+        ("У меня аллергия на орехи.", "У меня аллергия на орехи."),
+        ("我对花生过敏。", "我对花生过敏。"),
+        ("えびアレルギーがあります。", "えびアレルギーがあります。"),
+        ("저는 산보다 바다를 더 좋아하는데 어디로 갈까요?", "저는 산보다 바다를 더 좋아하는데"),
+        ("عندي حساسية من الفول السوداني.", "عندي حساسية من الفول السوداني."),
+        ("أنا أفضل القهوة بدون حليب.", "أنا أفضل القهوة بدون حليب."),
         (f"I prefer {SECRET} as the name of the boat.", "I prefer [REDACTED] as the name of the boat."),
     ],
 )
@@ -82,6 +96,40 @@ def test_preferences_and_decisions_are_quoted_by_clause(text: str, clause: str) 
 )
 def test_questions_doubts_and_words_of_others_are_not_preferences(row: Message) -> None:
     assert stated(row) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "For this email I'd prefer a short one.",
+        "I'd prefer a short one, for this email.",
+        "I'd rather take the train today, can you look up the times?",
+        "Diesmal nehme ich lieber den Bus.",
+        "Cette fois, je préfère le train.",
+        "Por esta vez prefiero el tren.",
+        "Desta vez prefiro o comboio.",
+        "Questa volta preferisco il treno.",
+        "В этот раз я предпочитаю поезд.",
+        "这次我更喜欢坐火车。",
+        "今回は電車のほうがいいです。",
+        "이번에는 기차가 더 좋아요.",
+        "هذه المرة أفضل القطار على الطائرة.",
+    ],
+)
+def test_a_wish_for_one_time_is_not_a_preference(text: str) -> None:
+    assert stated(human(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "clause"),
+    [
+        ("Today we decided to use Postgres.", "Today we decided to use Postgres."),
+        ("I prefer trains, can you look up the times for tomorrow?", "I prefer trains"),
+        ("Today I'm in Graz, and I prefer trains.", "Today I'm in Graz, and I prefer trains."),
+    ],
+)
+def test_a_time_outside_of_the_wish_does_not_limit_it(text: str, clause: str) -> None:
+    assert stated(human(text)) == [clause]
 
 
 def test_the_newest_preference_of_a_matter_replaces_older_ones_of_the_same_person() -> None:

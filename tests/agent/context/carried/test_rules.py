@@ -189,3 +189,36 @@ def test_the_newest_rules_get_the_room() -> None:
 )
 def test_one_english_word_does_not_hide_a_rule(text: str) -> None:
     assert len(listed(human(text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Please don't laugh at me.",
+        "I never want to go through such a move again.",
+        "In the future I want to do this myself.",
+        "We plan to always have some of it in the cupboard.",
+        "I was told that one must never do it alone.",
+        "Ich will nie wieder so lange am Flughafen warten.",
+        "Nunca mais acaba este inverno!",
+        "I may or may not buy a new sofa, no idea.",
+    ],
+)
+def test_plans_and_asides_with_the_words_of_a_rule_are_none(text: str) -> None:
+    assert listed(human(text)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I never want to see emojis.",
+        "Ich will nie wieder Emojis sehen.",
+        "Put the source below each figure from now on, I need it for the board.",
+        "When I send French text, answer in French.",
+        "Keep answers to me under 100 words.",
+        "Give lengths in metres, everywhere.",
+        "Call me Alex, not sir.",
+    ],
+)
+def test_rules_that_look_like_plans_or_wishes_are_kept(text: str) -> None:
+    assert listed(human(text)) == [text]
