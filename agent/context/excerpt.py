@@ -48,7 +48,9 @@ Redact = Callable[[str], str]
 def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = UTC, has_names: bool = False) -> str:
     """Return the rows as text, shortened to about `limit` estimated tokens if it is longer."""
     lengths = [_length(row) for row in rows]
-    costs = [_cost(_row_tokens(row) + ENTRY_TOKENS, length, _most(row)) for row, length in zip(rows, lengths, strict=True)]
+    costs = [
+        _cost(_row_tokens(row) + ENTRY_TOKENS, length, _most(row)) for row, length in zip(rows, lengths, strict=True)
+    ]
     if sum(costs) <= limit:
         return "\n".join(_entries(rows, redact, zone, _WHOLE, has_names=has_names))
     lengths = list(map(min, lengths, map(_most, rows)))

@@ -50,6 +50,8 @@ _MARKS = _UNQUOTED | {
     "「": re.compile(r"「[^」\n]{1,60}」"),
 }
 """Regular expressions for identifiers. Each key is a string that every match contains."""
+_SIGN = re.compile(r"[0-9@/`\"“„«「]")
+"""Quick test of a sentence. If it does not match, the sentence contains no identifier."""
 _NUMBER = re.compile(r"[0-9](?:[0-9A-Za-z_]|[.,:/+-](?=[0-9A-Za-z])|[ ](?=[0-9]{2})){0,60}")
 _BEFORE = re.compile(r"(?:[A-Za-z0-9_#$€£¥+][-./]?|[($€£¥] ?){1,24}\Z")
 _JOINED = re.compile(r"[A-Za-z0-9_#$€£¥+./(-]|(?<=[($€£¥]) ")
@@ -225,7 +227,8 @@ class FactSource:
         words, patterns = (self.words, _patterns(text, _MARKS)) if is_spoken else ((), _patterns(text, _UNQUOTED))
         if words or patterns:
             text = _without_code(text) if self.rank == 0 else text
-            for piece in (text[start:end] for start, end in sentences(text)) if is_spoken else self._rare:
+            pieces = (text[start:end] for start, end in sentences(text) if words or _SIGN.search(text, start, end))
+            for piece in pieces if is_spoken else self._rare:
                 yield from _quoted(piece.strip(), words, patterns)
 
 

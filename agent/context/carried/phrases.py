@@ -5,11 +5,10 @@ import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 from unicodedata import normalize
-
-from agent.context.excerpt import without_unseen
 
 _SENTENCE_END = re.compile(r"[\n.!?\u061f\u3002\uff01\uff1f](?:(?<![.!?\u061f])\n*|\n+|\s+)")
 """Pattern for the end of a sentence: its last character and the white space after it, if any."""
@@ -24,6 +23,8 @@ _SCRIPTS = tuple(
     for span in ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
 )
 """Scripts other than Latin. Text is searched only for words in the scripts that it contains."""
+_FIRST_SCRIPT = 2
+"""Lowest number that `_scripts` returns for a text with another script than Latin."""
 
 
 class Language:
@@ -129,8 +130,39 @@ class _Words:
         return found
 
 
-Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages whose hint words occur in the text, with these words. Text without hint words contains nothing to quote."""
+class _WordStarts:
+    """Words in alphabets, found by the beginnings of the words of a text. Twice as fast as `_Words`.
+
+    A phrase is found by its longest word.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._by_start: dict[bytes, list[str]] = {}
+        for word in words:
+            self._by_start.setdefault(_start_of(max(_in_bytes(word), key=len)), []).append(word)
+
+    def within(self, lower: str) -> set[str]:
+        starts = self._by_start.keys() & map(_start_of, set(_in_bytes(lower)))
+        return {word for start in starts for word in self._by_start[start] if word in lower}
+
+
+_start_of = itemgetter(slice(4))
+_LETTER_BYTES = bytes(byte if byte > 127 or chr(byte).isalnum() else 32 for byte in range(256))
+_MARKS = "\u00a0\u00ab\u00bb\u00a1\u00bf\u2013\u2014\u2018\u2019\u201c\u201d\u201e\u2026"
+
+
+def _in_bytes(text: str) -> list[bytes]:
+    """Return the words of a text in UTF-8."""
+    for mark in () if text.isascii() else _MARKS:
+        text = text.replace(mark, " ")
+    return text.encode("utf-8", "surrogatepass").translate(_LETTER_BYTES).split()
+
+
+Hinted: TypeAlias = Sequence[tuple[Language, Collection[str], Collection[str]]]
+"""Languages whose hint words occur in the text, with the hint words of rules, and those of preferences and decisions.
+
+Text without hint words contains nothing to quote.
+"""
 
 
 def plain(text: str) -> str:
@@ -141,24 +173,46 @@ def plain(text: str) -> str:
 
 def hinted(text: str) -> Hinted:
     """Search once for the hint words of rules, preferences and decisions."""
-    found = _words(("hints", "choice_hints"), _scripts(text)).within(f" {plain(text)}".replace("\n", " "))
-    return [(language, own) for language, words in _languages() if (own := found & words)] if found else ()
+    found = _hints(_scripts(text)).within(f" {plain(text)}".replace("\n", " "))
+    if not found:
+        return ()
+    parts = ((language, found & rules, found & choices) for language, rules, choices in _languages())
+    return [(language, rules, choices) for language, rules, choices in parts if rules or choices]
 
 
 def weighty_words(text: str) -> Collection[str]:
     """Return the words, in lower case, that mark parts of `text` as important."""
-    return _words(("matters",), _scripts(text)).within(without_unseen(text.lower().replace("\n", " ")))
+    lower, scripts = text.lower(), _scripts(text)
+    found = _weighty().within(lower)
+    return found if scripts < _FIRST_SCRIPT else found | _weighty_in(scripts).within(lower)
 
 
 @cache
-def _languages() -> Sequence[tuple[Language, frozenset[str]]]:
-    return [(Language(table), frozenset((*table["hints"], *table["choice_hints"]))) for table in _stored().values()]
+def _languages() -> Sequence[tuple[Language, frozenset[str], frozenset[str]]]:
+    return [
+        (Language(table), frozenset(table["hints"]), frozenset(table["choice_hints"])) for table in _stored().values()
+    ]
 
 
 @cache
-def _words(names: tuple[str, ...], scripts: int) -> _Words:
-    listed = (word for table in _stored().values() for name in names for word in table[name])
+def _hints(scripts: int) -> _Words:
+    listed = (word for table in _stored().values() for name in ("hints", "choice_hints") for word in table[name])
     return _Words({word for word in listed if not _scripts(word) & ~scripts})
+
+
+@cache
+def _weighty() -> _WordStarts:
+    return _WordStarts(word for word in _all_weighty() if _scripts(word) < _FIRST_SCRIPT)
+
+
+@cache
+def _weighty_in(scripts: int) -> _Words:
+    """Return the words in other scripts than Latin. Some of these scripts have no spaces between words."""
+    return _Words(word for word in _all_weighty() if _scripts(word) >= _FIRST_SCRIPT and not _scripts(word) & ~scripts)
+
+
+def _all_weighty() -> Collection[str]:
+    return {word for table in _stored().values() for word in table["matters"]}
 
 
 def _scripts(text: str) -> int:

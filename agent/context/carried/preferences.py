@@ -21,7 +21,7 @@ def preference_in(sentence: str, languages: Sequence[Language]) -> str | None:
 
     >>> from agent.context.carried.phrases import hinted
     >>> asked = "I'd rather take the train, can you look up the times?"
-    >>> preference_in(asked, [language for language, _ in hinted(asked)])
+    >>> preference_in(asked, [language for language, _, _ in hinted(asked)])
     "I'd rather take the train"
     """
     lower = plain(sentence)

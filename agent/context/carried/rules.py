@@ -45,6 +45,8 @@ _QUOTED = re.compile(
     r"|『[^』\n]{1,400}』|《[^》\n]{1,400}》",
     re.DOTALL | re.MULTILINE,
 )
+_QUOTE_MARKS = ("```", "~~~", ">", '"', "“", "„", "«", "\u2018", "「", "『", "《")
+"""Each quotation contains one of these. The search for quotations is slow."""
 _CLAUSE = re.compile(r"[,;:\uff0c\uff1b]")
 _TAG = re.compile(
     r"[,\uff0c、]?\s*(?:ok|okay|please|alright|right|yes|ja|bitte|klar|gut|d'accord|vale|tudo bem|va bene|хорошо|ладно"
@@ -181,9 +183,9 @@ def drop_notice(rule_id: int, texts: Sequence[str]) -> str:
 
 def dropped_rule(row: Message) -> int | None:
     """Return the id of the message whose rules this row withdraws, or None if the row is not a withdrawal notice."""
-    is_notice = row.origin is Origin.NOTICE and row.sender_ref is None  # a notice with a sender quotes a person's edit
-    dropped = rf"\AThe standing rule {RECALL_ID} (?:{_DROPPED}|{_DROPPED_BEFORE})"
-    found = re.match(dropped, row.text or "") if is_notice else None
+    if row.origin is not Origin.NOTICE or row.sender_ref is not None:  # with a sender, it quotes a person's edit
+        return None
+    found = re.match(rf"The standing rule {RECALL_ID} (?:{_DROPPED}|{_DROPPED_BEFORE})", row.text or "")
     return None if found is None else int(found[1])
 
 
@@ -209,15 +211,18 @@ def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tu
 
 
 def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str]]:
-    unquoted = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
+    unquoted = text
+    if any(mark in text for mark in _QUOTE_MARKS):
+        unquoted = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
     for start, end in sentences(unquoted):
         if start < end <= start + SENTENCE_CHARACTERS:
             lower = f" {plain(unquoted[start:end])}"
-            found = [language for language, words in hints if any(word in lower for word in words)]
-            kinds = _kinds(_item(unquoted[start:end]), found) if found else ()
+            of_rules = [language for language, words, _ in hints if any(word in lower for word in words)]
+            of_choices = [language for language, _, words in hints if any(word in lower for word in words)]
+            kinds = _kinds(_item(unquoted[start:end]), of_rules) if of_rules else ()
             if kinds:
                 yield kinds, _item(text[start:end])
-            elif found and (stated := preference_in(unquoted[start:end], found)) is not None:
+            elif of_choices and (stated := preference_in(unquoted[start:end], of_choices)) is not None:
                 at = unquoted.find(stated, start)
                 yield ("preference",), _item(text[at : at + len(stated)] if at >= 0 else stated)
 
