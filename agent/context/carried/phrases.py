@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -146,7 +146,7 @@ class _WordStarts:
         return {word for start in starts for word in self._by_start[start] if word in lower}
 
 
-_start_of = itemgetter(slice(4))
+_start_of: Callable[[bytes], bytes] = itemgetter(slice(4))
 _LETTER_BYTES = bytes(byte if byte > 127 or chr(byte).isalnum() else 32 for byte in range(256))
 _MARKS = "\u00a0\u00ab\u00bb\u00a1\u00bf\u2013\u2014\u2018\u2019\u201c\u201d\u201e\u2026"
 

@@ -43,8 +43,10 @@ def preference_in(sentence: str, languages: Sequence[Language]) -> str | None:
 
 
 def _is_for_once(lower: str, start: int, match: re.Match[str], language: Language) -> bool:
-    """Return True if a wish applies only once. The words that say so are in its clause, which begins at `start`, or next
-    to it ("For this email, I'd prefer a short one"). A decision is no wish: "today" can be the day when it was made.
+    """Return True if a wish applies only once.
+
+    The words that say so are in its clause, which begins at `start`, or next to it ("For this email, I'd prefer a short
+    one"). A decision is not a wish, because "today" can be the day when it was made.
     """
     after = _BREAK.search(lower, match.end())
     end = len(lower) if after is None else after.start()
