@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
+from hashlib import blake2s
 from itertools import repeat
 from typing import Final
 
@@ -30,7 +31,7 @@ ENTRY_TOKENS = 18
 """Estimated number of tokens in the id, time and speaker that precede a message."""
 GAP_TOKENS = 8
 """Estimated number of tokens in the line that says how many messages are not shown."""
-ANSWER_CHARACTERS = 1_200
+ANSWER_CHARACTERS = 1_000
 """Maximum number of characters of an answer. An answer begins and ends with what matters, and facts are carried."""
 RECORD_LINES = 1_000
 """Maximum number of lines of an earlier record. A longer record is not from this gateway, so its middle is removed."""
@@ -211,6 +212,12 @@ def _speaker(row: Message, *, has_names: bool) -> str:
 def speaker_name(text: str | None) -> str:
     """Return a speaker's name on one line, without brackets."""
     return " ".join((text or "").split())[:64].translate(str.maketrans("[]<>", "()()"))
+
+
+def person_of(row: Message) -> str:
+    """Return a sender's name for the record. It ends with a digest of the id, because names are not unique."""
+    digest = blake2s((row.sender_ref or "").encode(), digest_size=2).hexdigest()
+    return f"{speaker_name(row.sender_name)}#{digest}"
 
 
 def _row_tokens(row: Message) -> int:

@@ -6,14 +6,15 @@ from itertools import chain
 from types import MappingProxyType
 
 from agent.context.carried.facts import Fact, FactLine, FactSource, sources_of
+from agent.context.carried.phrases import stems
 from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded
 from hermes_state.values import Message
 
 MIN_LINE_TOKENS = 8
 MAX_MISSES = 8
 """Number of successive lines that do not fit before the choice ends. This avoids reading all texts in vain."""
-MIN_FACT_TOKENS, MAX_SAID_TOKENS = 3_000, 1_500
-"""Room for facts only, and maximum additional room for other sentences: a sixth of the room beyond the former."""
+SAID_PERCENT = 12
+"""Additional room for other sentences of people, as a percentage of the room for facts."""
 MIN_SAID_TOKENS = 16
 INFORMATIVE_WORDS = 5
 MAX_NEAR = 40
@@ -45,9 +46,8 @@ def facts_of(
             if chosen.is_full:
                 break
             chosen.add(_best_first(some))
-            extra = min(MAX_SAID_TOKENS, (limit - MIN_FACT_TOKENS) // 6)
-            if some is texts[0] and extra > 0:
-                chosen.add_said(said, extra)
+            if some is texts[0]:
+                chosen.add_said(said, limit * SAID_PERCENT // 100)
         chosen.fill()
         chosen.add_said(said)
         if chosen.remove_secrets(redact):
@@ -79,13 +79,18 @@ def _said_first(texts: Sequence[FactSource]) -> Iterator[tuple[FactLine, FactSou
 
 
 def _is_apart(said: Fact, apart: Mapping[int, Collection[str]]) -> bool:
-    return any(sentence in said.text for sentence in apart.get(said.id, ()))
+    """Return True if little of a statement is left without the sentences that are quoted elsewhere."""
+    sentences, rest = apart.get(said.id, ()), said.text
+    for sentence in sentences:
+        rest = rest.replace(sentence, " ")
+    return "" in sentences or (len(rest) < len(said.text) and len(stems(rest)) < INFORMATIVE_WORDS)
 
 
 class _Choice:
     def __init__(self, limit: int) -> None:
         self._room, self._misses = limit, 0
         self._later: list[tuple[FactLine, FactSource]] = []
+        self._unfit: list[tuple[FactLine, FactSource]] = []
         self._shapes: set[tuple[str, str]] = set()
         self._known: set[str] = set()
         self._sources: dict[int, FactSource] = {}
@@ -124,6 +129,7 @@ class _Choice:
         """Add lines that are not facts. They use `extra` tokens of room if given, otherwise the room that is left."""
         before, least = self._misses, self._room if extra else 0
         self._room, self._misses = self._room + extra, 0
+        lines, self._unfit = chain(self._unfit, lines), []
         while self._room - least >= MIN_SAID_TOKENS and self._misses < MAX_MISSES:
             line, text = next(lines, (None, None))
             if line is None or text is None:
@@ -132,6 +138,7 @@ class _Choice:
                 continue
             if self._room - line.size < least:
                 self._misses += 1
+                self._unfit.append((line, text))  # there may be room later
             elif self._take(line, text):
                 self._shapes.add(line.shape)
         self._room, self._misses = min(self._room, least) if extra else self._room, before

@@ -22,14 +22,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import orjson
 
 from agent.context.carried.phrases import any_of, sentences, stems, weighty_words
-from agent.context.excerpt import QUOTED_CHARACTERS, one_line, speaker_name, without_thoughts
+from agent.context.excerpt import QUOTED_CHARACTERS, one_line, person_of, speaker_name, without_thoughts
 from agent.model.usage import estimated_text_tokens
 from hermes_state.values import Message, MessageRole, Origin, recall_id
 
 LINE_CHARACTERS = 170
 SAME_MATTER_PERCENT = 60
 SAID_CHARACTERS = 300
-MIN_SAID_WORDS = 2
+MIN_SAID_STEMS, MIN_SAID_WORDS = 2, 5
+"""A statement that is not a fact has at least so many stems, or so many words. Short ones are greetings."""
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
 """Rank of each kind of speaker. Lines with a lower rank are chosen first."""
 _FIRST_MACHINE = 2
@@ -92,8 +93,13 @@ class Fact:
 
     id: int
     speaker: str
-    """A key of `SPEAKERS`, followed by the name of a person, tool or file."""
+    """A key of `SPEAKERS`, followed by a person (such as `Ada#3f2a`), or by the name of a tool or file."""
     text: str
+
+    @property
+    def owner(self) -> str:
+        """The digest of the person. Other speakers, and persons in records of earlier versions, have none."""
+        return self.speaker.rpartition("#")[2]
 
     @property
     def line(self) -> str:
@@ -116,7 +122,7 @@ class FactLine(NamedTuple):
 
     def replaces(self, older: "FactLine") -> bool:
         """Return True if this line reports a change of something that an older line of the same speaker says."""
-        if self.fact.speaker != older.fact.speaker or older.values <= self.values or not self.matter:
+        if self.fact.owner != older.fact.owner or older.values <= self.values or not self.matter:
             return False
         both, fewer = self.matter & older.matter, min(len(self.matter), len(older.matter))
         is_same = len(both) > 1 and len(both) * 100 >= SAME_MATTER_PERCENT * fewer
@@ -136,7 +142,7 @@ def known_line(row_id: int, speaker: str, text: str) -> FactLine:
         fact=fact,
         is_weighty=_holds(text, weighty_words(text)),
         size=estimated_text_tokens(fact.line) + 1,
-        shape=(speaker, _shape(text)),
+        shape=(fact.owner, _shape(text)),
         values=frozenset(identifiers(text)),
         matter=stems(text) if speaker.startswith("person") else frozenset(),
     )
@@ -208,7 +214,7 @@ class FactSource:
         if self._said is None:
             found = (one_line(piece, SAID_CHARACTERS) for piece in self._pieces() if piece)
             pieces = (known_line(self.id, self.speaker, piece) for piece in found)
-            self._said = [line for line in pieces if line.is_said and len(line.matter) >= MIN_SAID_WORDS]
+            self._said = [line for line in pieces if line.is_said and _says_something(line)]
         return self._said
 
     def _pieces(self) -> Iterator[str]:
@@ -243,7 +249,7 @@ def sources_of(row: Message, *, is_shared: bool) -> Iterator[FactSource]:
                 row.id, f"call {speaker_name(call.name) or 'tool'}", "\n".join(arguments_of(call.arguments))
             )
     elif row.origin is Origin.HUMAN:
-        speaker = f"person {speaker_name(row.sender_name)}" if is_shared else "person"
+        speaker = f"person {person_of(row)}" if is_shared else "person"
         yield FactSource(row.id, speaker if row.body.words_by is None else "document quoted", text)
         for document in row.body.documents:
             yield FactSource(row.id, f"document {speaker_name(document.name)}", document.text)
@@ -266,6 +272,10 @@ def _leaves(name: str, value: Any) -> Iterator[str]:  # `value` is any JSON
             yield from _leaves(name, one)
     else:
         yield f"{name}: {value}" if name else str(value)
+
+
+def _says_something(line: FactLine) -> bool:
+    return len(line.matter) >= MIN_SAID_STEMS or line.fact.text.count(" ") >= MIN_SAID_WORDS - 1
 
 
 def _without_code(text: str) -> str:

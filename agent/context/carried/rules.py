@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from hashlib import blake2s
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from agent.context.carried.phrases import (
@@ -25,7 +24,7 @@ from agent.context.carried.phrases import (
     subject_words,
 )
 from agent.context.carried.preferences import preference_in
-from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, speaker_name
+from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, person_of
 from agent.model.usage import estimated_text_tokens
 from hermes_state.transcripts import NOT_SAID_NOW
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
@@ -248,12 +247,6 @@ def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
 
 def _item(sentence: str) -> str:
     return re.sub(r"\A(?:[-*•\u2013]|\d{1,2}[.)])\s+", "", one_line(sentence, SENTENCE_CHARACTERS))
-
-
-def person_of(row: Message) -> str:
-    """Return a sender's name for the record. It ends with a digest of the id, because names are not unique."""
-    digest = blake2s((row.sender_ref or "").encode(), digest_size=2).hexdigest()
-    return f"{speaker_name(row.sender_name)}#{digest}"
 
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:

@@ -1,11 +1,14 @@
 """Facts: the quoted lines, and the absence of secrets in them."""
 
+import re
 from unittest.mock import patch
 
 import pytest
+from msgspec import structs
 
-from agent.context.carried.choice import MAX_MISSES, facts_of
+from agent.context.carried.choice import MAX_MISSES, SAID_PERCENT, facts_of
 from agent.context.carried.facts import LINE_CHARACTERS, Fact, known_line
+from agent.context.carried.sections import Carried, carried, parted
 from hermes_state.redaction import Redactor
 from hermes_state.values import Message
 from tests.agent.context.rows import answer, human, result
@@ -45,14 +48,25 @@ def test_the_newest_value_of_a_matter_replaces_the_older_one() -> None:
     assert [fact.text for fact in facts(*map(human, [*said, changed]))] == [said[1], changed]
     frank = "The rent of Frank's flat is 1,430 a month."
     assert [fact.text for fact in facts(human(frank), human(changed))] == [frank, changed]
-    bob = facts_of(
-        (),
-        [human(said[0], sender_name="Ada"), human(changed, sender_name="Bob")],
-        limit=4_000,
-        redact=Redactor([SECRET]),
-        is_shared=True,
-    )
-    assert [fact.text for fact in bob] == [said[0], changed]  # Bob may mean another flat
+
+
+def test_a_person_is_the_same_under_another_name_and_not_everybody_of_that_name() -> None:
+    rent, changed = "The rent of the flat is 1,180 a month.", "The rent of the flat has now increased to 1,240."
+
+    def shown(later: str, name: str) -> list[str]:
+        rows = [human(rent, id=7, sender_ref="telegram:1", sender_name="Ada"), human(changed, id=9, sender_ref=later)]
+        rows[1] = structs.replace(rows[1], sender_name=name)
+        found = facts_of((), rows, limit=4_000, redact=Redactor([SECRET]), is_shared=True)
+        assert all(re.fullmatch(rf"person (Ada|{name})#[0-9a-f]{{4}}", fact.speaker) for fact in found)
+        record = Carried(facts=found)
+        assert parted(record.behind("## Goal\nA flat.")) == ("## Goal\nA flat.", record)
+        again = facts_of(found, (), limit=4_000, redact=Redactor([SECRET]), is_shared=True)
+        assert again == found
+        return [fact.text for fact in found]
+
+    assert shown("telegram:1", "Ada Lovelace") == [changed]
+    assert shown("telegram:2", "Ada") == [rent, changed]  # another Ada may mean another flat
+    assert shown("telegram:2", "Bob") == [rent, changed]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +101,31 @@ def test_what_people_said_besides_facts_comes_before_results() -> None:
     assert [fact.text for fact in first if fact.speaker == "person"] == [row.text for row in told]
     again = facts_of(first, shells, limit=3_000, redact=Redactor([SECRET]), is_shared=False)
     assert [fact for fact in again if fact.speaker == "person"] == list(first[:2])
+
+
+def test_a_statement_that_does_not_fit_at_first_gets_room_later() -> None:
+    limit, rows = 4_000, list[Message]()
+    long = [
+        human(f"yesterday we walked slowly {'harbour ' * 24} towards house {'x' * at} and back", id=at)
+        for at in range(1, MAX_MISSES)
+    ]
+    (size,) = {known_line(row.id, "person", row.text or "").size for row in long[:1]}
+    room = limit * SAID_PERCENT // 100
+    while room >= size:  # newer statements leave a little of the first room
+        rows.append(human(f"my aunt {'y' * len(rows)} lives near the old lighthouse with cats", id=100 + len(rows)))
+        room -= known_line(rows[-1].id, "person", rows[-1].text or "").size
+    kept = facts_of((), [*long, *rows], limit=limit, redact=Redactor([SECRET]), is_shared=False)
+    assert [fact.id for fact in kept] == [row.id for row in (*long, *rows)]
+
+
+def test_sentences_next_to_a_quoted_preference_stay() -> None:
+    text = "I prefer small hotels. My sister Nora sings in the choir of the cathedral."
+    alone = "We met again. I prefer small hotels."
+    made = carried(
+        Carried(), (), [human(text), human(alone)], rules_limit=400, facts_limit=4_000, redact=str, is_shared=False
+    )
+    assert [one.text for one in made.preferences] == ["I prefer small hotels."]
+    assert [fact.text for fact in made.facts] == [text]
 
 
 def test_a_small_room_keeps_facts_before_other_sentences() -> None:
