@@ -85,6 +85,15 @@ def test_code_that_people_paste_is_not_a_fact(code: str) -> None:
     assert [fact.text for fact in facts(human(text))] == ["The order is 77120 for now.", "Call me (before 18:30)."]
 
 
+def test_a_sentence_that_ends_with_a_semicolon_is_not_code() -> None:
+    text = "We met at 18:30. It was late;"
+    assert [fact.text for fact in facts(human(text))] == ["We met at 18:30."]
+    assert [fact.text for fact in facts(human("The rent is 1,180. It is due on 3 May;"))] == [
+        "The rent is 1,180.",
+        "It is due on 3 May;",
+    ]
+
+
 def test_the_choice_ends_soon_when_no_line_fits() -> None:
     rows = [human(f"The long lease of the bakery at the harbour is OPS-{number}.") for number in range(10_000, 10_200)]
     with patch("agent.context.carried.facts.known_line", wraps=known_line) as read:

@@ -77,6 +77,10 @@ RULE = "Never touch prod."
         human(f"~~~\n{RULE}\n~~~"),
         human(f'My landlord wrote this:\n"Dear tenants,\n{RULE}\nBest regards"'),
         human(f'It says "Read this. {RULE} Thanks."'),
+        human(f"He wrote: “Dear all,\n{RULE}\nBob”"),
+        human(f"Er schrieb: „Hallo,\n{RULE}\nBob“"),
+        human(f"Il a écrit : «\n{RULE}\n»"),
+        human(f"The sign says \u2018{RULE}\u2019 in red."),
         human("hello", sender_name=RULE),
         human("edited", origin=Origin.NOTICE, sender_ref=None, sender_name=RULE),
     ],
@@ -185,6 +189,7 @@ def test_the_newest_rules_get_the_room() -> None:
         "Sempre que for necessário, responda em português.",
         "De ahora en adelante, cuando te dé una idea, responde siempre en español.",
         "Responde siempre en español, please.",
+        "Se hai un'idea migliore, dimmelo sempre.",
     ],
 )
 def test_one_english_word_does_not_hide_a_rule(text: str) -> None:
