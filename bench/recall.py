@@ -222,7 +222,7 @@ def _listed(talk: Talk, record: Record) -> Mapping[str, list[float]]:
         line for pieces in record.meter.kept for line in section(FACTS, "\n".join(pieces)) if " person" in line[:40]
     }
     return {
-        "false rules": [not any(rule in text for text in true) for rule in rules],
+        "false rules": [not any(rule.rstrip(".") in text for text in true) for rule in rules],
         "code": [any(quote(line) in block for block in code) for line in facts],
         "by code": [one.prepared.summary_kind == "deterministic" for one in record.compressions],
     }
