@@ -13,6 +13,11 @@ CLAUSE_CHARACTERS = 200
 _BREAK = re.compile(
     r"[,;:\u2013\u2014\uff0c\uff1b\uff1a、،]\s*|\s(?=(?:because|since|so|but|and) (?:i|we)\b)", re.IGNORECASE
 )
+_ASKING = re.compile(
+    r"\W*(?:which|what|how|where|when|why|who|welche\w*|was|wie|wo|wann|quel\w*|qu[e'é]|comment|où|quand|cuál\w*|cómo"
+    r"|dónde|cuándo|qua\w+|como|onde|che|cosa|come|dove|как\w*|что|где|когда)\b"
+)
+"""Pattern for the beginning of a question that is not about the preference behind it."""
 _LETTERS = re.compile(r"[^\W\d_]{3}|[\u3040-\u9fff\uac00-\ud7a3]")
 
 
@@ -67,7 +72,7 @@ def _ends_of_clause(lower: str, match: re.Match[str], language: Language) -> tup
     end = len(lower) if asked is None else asked.start()
     if asked is None and not is_after_request and re.search(r"[?\u061f\uff1f]\W*\Z|吗\W*\Z", lower) is not None:
         end = max((one.start() for one in _BREAK.finditer(lower, match.end())), default=0)
-        if end == 0 and breaks:  # "Which hotel, as I prefer small ones?"
+        if end == 0 and breaks and _ASKING.match(lower) is not None:  # "Which hotel, as I prefer small ones?"
             is_after_request, end = True, len(lower)
     start = 0
     if end > CLAUSE_CHARACTERS or is_after_request:

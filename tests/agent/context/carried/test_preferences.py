@@ -101,6 +101,7 @@ def test_preferences_and_decisions_are_quoted_by_clause(text: str, clause: str) 
         human("Maybe we'll use Postgres for the shop."),
         human("I love it!"),
         human("Ich weiß nicht, ob wir uns entschieden haben."),
+        human("Sag mal, haben wir uns schon entschieden?"),
         human("¿Qué prefieres, el tren o el avión?"),
         human("我还没决定去哪里。"),
     ],
