@@ -210,6 +210,9 @@ def test_one_english_word_does_not_hide_a_rule(text: str) -> None:
         "I like the plan, but in the future I want to return to it.",
         "Suddenly, whenever I try to open a template, the program crashes.",
         "No child should ever go hungry.",
+        "Freezes every time I open the settings.",
+        "But I know that I have to export it every time I open a shell.",
+        "I want a plan so clear that we never have to discuss it again.",
     ],
 )
 def test_plans_and_asides_with_the_words_of_a_rule_are_none(text: str) -> None:
@@ -227,6 +230,8 @@ def test_plans_and_asides_with_the_words_of_a_rule_are_none(text: str) -> None:
         "Give lengths in metres, everywhere.",
         "Call me Alex, not sir.",
         "For Python packages, use uv, not pip.",
+        "Respond only in German.",
+        "You must answer only in French.",
         "No answer should begin with an apology.",
     ],
 )
