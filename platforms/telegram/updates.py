@@ -26,7 +26,7 @@ from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 
 from hermes_state.aio import cancel_all
 from hermes_state.errors import StoreUnavailable, TokenRejected
-from hermes_state.values import Clock, EditEvent, InboundMessage, Millis, ReactionEvent
+from hermes_state.values import Clock, EditEvent, InboundMessage, InputKind, Millis, ReactionEvent
 from platforms.base import AdapterHealth, AdapterState, Intake, ReceivedEvent
 from platforms.buttons import ButtonCommandStore
 from platforms.settings import TelegramSettings
@@ -176,12 +176,22 @@ class UpdateHandler:
         if command is None or query.message is None or (written_by and written_by.id != self.reader.bot_id):
             self.answer_press(query, "This button no longer works.")
             return
-        kind = self.buttons.kind_of(query.data or "")
+        kind = self.buttons.kind_of(query.data or "") if _shows_list(query) else InputKind.BUTTON
         event = self.reader.press(query, query.message, command, kind, self.clock.now())
         refusal = self.intake.refusal(event)
         if refusal is None:
             await self.intake.accept(event)
         self.answer_press(query, refusal)  # only the person who pressed the button sees a refusal
+
+
+def _shows_list(query: CallbackQuery) -> bool:
+    """Return True if the message shows the list whose page is requested.
+
+    A modified app can send any data with the id of any message. The list may meanwhile show another page.
+    """
+    markup = query.message.reply_markup if isinstance(query.message, telegram.Message) else None
+    shown = [str(button.callback_data) for row in (markup.inline_keyboard if markup else ()) for button in row]
+    return (query.data or "").partition(" ")[0] in {data.partition(" ")[0] for data in shown}
 
 
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:

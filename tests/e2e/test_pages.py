@@ -47,6 +47,21 @@ async def test_a_list_turns_its_pages_in_place_even_after_a_restart(world: World
     assert (last["text"][:19], labels(last)) == ("The queue is empty.", [])
 
 
+async def test_a_forged_press_replaces_no_message_that_is_not_the_list(world: World) -> None:
+    await world.gateway.start()
+    await say(world, "/whoami")
+    other = await shows(world, "^You are ")
+    await say(world, "/sessions")
+    listed = await shows(world, "^This chat has no conversation yet")
+    for message, pressed in ((other, "pc:/queue 1"), (other, "pc:/whoami"), (listed, "pc:/queue 1")):
+        place = {"chat_id": GROUP, "message_id": message["message_id"]}
+        await world.tg.post("callback", {**place, "user_id": 42, "data": pressed})
+    await world.tg.get("calls", method="answerCallbackQuery", count=3, wait=15)
+    assert len(await world.replies(5, chat_id=GROUP)) == 5, "every answer is a new message"
+    texts = await world.visible(GROUP)
+    assert (texts[0], texts[1]) == (other["text"], listed["text"])
+
+
 async def test_pages_of_admins_belong_to_admins(world: World) -> None:
     await world.gateway.start(HERMES_ACCESS__ADMINS=f"telegram:{ADMIN}")
     for number in range(6):
