@@ -332,8 +332,10 @@ def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Map
         _require_held(db, claim)
 
 
-def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis) -> bool:
-    """Give up on the chat's unsent answers. Return False if there are none. A part that is being sent can still arrive.
+def stop_delivery(
+    db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis
+) -> set[OutboxKind]:
+    """Give up on the chat's unsent answers, and return their kinds. A part that is being sent can still arrive.
 
     `person` limits this to turns that the person started, and `before` to turns that began with an earlier inbox row.
     """
@@ -341,8 +343,9 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
     query = """UPDATE outbox SET state = 'dead', error = 'stopped with /stop', settled_at = :now
     WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind IN ('final','voice') OR part > 0)
     AND (turn_id IS NULL OR (SELECT min(i.id) FROM inbox i WHERE i.turn_id = outbox.turn_id) < :before)
-    AND (CAST(:person AS TEXT) IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)"""
-    return db.execute(query, values).rowcount > 0
+    AND (CAST(:person AS TEXT) IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)
+    RETURNING kind"""
+    return {OutboxKind(kind) for (kind,) in db.execute(query, values).fetchall()}
 
 
 def load_words(db: Connection, row_id: OutboxId) -> str | None:

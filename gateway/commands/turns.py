@@ -17,6 +17,7 @@ from gateway.commands.registry import (
 from gateway.turns.runner import STOPPED_NOTICE, ActiveTurn
 from hermes_state import inbox, journal, outbox
 from hermes_state.errors import CommandError
+from hermes_state.outbox import OutboxKind
 from hermes_state.sessions import load_active
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, plain, shortened
@@ -76,7 +77,7 @@ def _stop(
         earlier = request.context.lanes.stopped_for.get(request.row.id)
         return CommandReply(markdown="Stopped." if earlier == named else "That answer has already ended.")
     # Do this before the turn ends. Afterwards, it would also stop the delivery of the turn's partial answer.
-    has_stopped_delivery = named is None and outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
+    unsent = outbox.stop_delivery(db, chat_id, sender, request.row.id, now) if named is None else set()
     if turn is not None and _is_meant(request, turn):
         _check_may_stop(request, turn.started_by, "started", "turn")
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else None
@@ -89,8 +90,10 @@ def _stop(
             has_stopped = command is not None
     dropped = inbox.drop_waiting(db, chat_id, sender, now) if is_all else 0
     waiting = sum(row.kind is inbox.InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
-    text = "Stopped." if has_stopped or has_stopped_delivery else "Nothing was running."
-    if has_stopped_delivery:
+    text = "Stopped." if has_stopped or unsent else "Nothing was running."
+    if unsent == {OutboxKind.VOICE}:
+        text += f" I will not send the voice message of {'the previous' if has_stopped else 'that'} answer."
+    elif unsent:
         text += " I will not send the rest of that answer, but /history shows it."
     if dropped:
         text += f" Removed {counted(dropped, 'message')} from the queue."
