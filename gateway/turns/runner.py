@@ -46,7 +46,7 @@ from hermes_state.ratings import Sign, SignedMessage
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn, TurnMoved, remove_preview
+from hermes_state.turns import RunningTurn, TurnMoved, find_unended, remove_preview
 from hermes_state.values import Button, ChatKind, Clock, Millis
 
 log = structlog.get_logger()
@@ -265,8 +265,10 @@ def _finish_turn(
     has_stored_preview: bool,
 ) -> OutboxRow | None:
     """End a turn and record its notices. Return the reply to send now. A retried transaction reads the clock again."""
+    end_sign = _end_sign(db, turn, Sign.DONE, clock.now())
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
-    _sign_end(db, turn, Sign.DONE, clock.now())
+    if end_sign is not None:
+        outbox.enqueue(db, end_sign, clock.now())
     if pressure is not None:
         note_pressure(db, pressure)
     if has_stored_preview:
@@ -278,17 +280,23 @@ def _finish_turn(
 def _fail_turn(
     db: Connection, turn: RunningTurn, error: str, sentence: str, now: Millis, buttons: tuple[Button, ...]
 ) -> None:
-    if journal.fail_turn(db, turn, error, sentence, now, buttons):
-        _sign_end(db, turn, Sign.FAILED, now)
+    end_sign = _end_sign(db, turn, Sign.FAILED, now)
+    if journal.fail_turn(db, turn, error, sentence, now, buttons) and end_sign is not None:
+        outbox.enqueue(db, end_sign, now)
 
 
-def _sign_end(db: Connection, turn: RunningTurn, sign: Sign, now: Millis) -> None:
-    """After a long turn, set a reaction on the person's message, because the person may have stopped watching."""
-    is_long = now - turn.started_at >= 60_000 and turn.chat_kind is not ChatKind.LOCAL
-    if is_long and turn.question_ref is not None and turn.ticket is None:
-        signed = SignedMessage(ref=turn.question_ref, sign=sign)
-        reply = Reply(chat_id=turn.chat_id, markdown="", dedupe_key=f"turn:{turn.id}:sign", signed=signed)
-        outbox.enqueue(db, reply, now)
+def _end_sign(db: Connection, turn: RunningTurn, sign: Sign, now: Millis) -> Reply | None:
+    """Return a reaction for the person's newest message in a long turn, because the person may have stopped watching.
+
+    Must be called before the turn ends.
+    """
+    if now - turn.started_at < 60_000 or turn.chat_kind is ChatKind.LOCAL:
+        return None
+    newest = find_unended(db, turn)  # a message may have joined the turn after it began
+    if newest is None or newest.question_ref is None or newest.ticket is not None:
+        return None
+    signed = SignedMessage(ref=newest.question_ref, sign=sign)
+    return Reply(chat_id=turn.chat_id, markdown="", dedupe_key=f"turn:{turn.id}:sign", signed=signed)
 
 
 @locks(chat="turn.chat_id")

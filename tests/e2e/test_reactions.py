@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +28,8 @@ class Room:
         self.server = world.tg if self.is_telegram else world.dc
         self.seen, self.done, self.failed, self.edited = SIGNS[platform][:1], *SIGNS[platform][1:3], SIGNS[platform][3:]
         self.channel: Any = 42
+        self.reacted = {"method": "setMessageReaction"} if self.is_telegram else {"match": "PUT .*reactions"}
+        """Query for the requests that set a reaction."""
 
     async def start(self, **changes: str) -> None:
         await (self.world.gateway.start(**changes) if self.is_telegram else discord.ready(self.world, **changes))
@@ -41,12 +44,17 @@ class Room:
         return str(said["message"]["id"])
 
     async def until_sent(self, match: str, count: int = 1) -> str:
-        """Wait for messages of the bot that match, and return the id of the newest one."""
-        kind = {"method": "sendMessage"} if self.is_telegram else {"action": "send"}
-        rows = await self.server.get("sent", match=match, wait=20, count=count, **kind)
-        assert len(rows) >= count, f"nothing like {match!r}"
+        """Wait for messages of the bot that match and for all other messages. Return the id of the newest match."""
+        rows = await self.shown(match, count)
         await self.world.until_rows("SELECT count(*) FROM outbox WHERE settled_at IS NULL", (0,))
         return str(rows[-1]["message_id"])
+
+    async def shown(self, match: str, count: int = 1) -> list[dict[str, Any]]:
+        """Wait for messages of the bot that match."""
+        kind = {"method": "sendMessage"} if self.is_telegram else {"action": "send"}
+        rows: list[dict[str, Any]] = await self.server.get("sent", match=match, wait=20, count=count, **kind)
+        assert len(rows) >= count, f"nothing like {match!r}"
+        return rows
 
     async def edit(self, ref: str, text: str) -> None:
         place = {"chat_id": 42} if self.is_telegram else {"channel_id": self.channel, "content": text}
@@ -95,8 +103,7 @@ async def test_a_message_that_must_wait_is_marked_and_text_comes_only_if_the_mar
     for count in (1, 2):  # the second time, the platform is not asked again
         await room.say(f"/title {count}")
         await room.until_sent(QUEUED, count)
-    path = {"method": "setMessageReaction"} if room.is_telegram else {"match": "PUT .*reactions"}
-    assert len(await room.server.get("calls", **path)) == 3
+    assert len(await room.server.get("calls", **room.reacted)) == 3
     await room.world.release()
     await room.until_sent("second")
     if not room.world.address:
@@ -151,6 +158,46 @@ async def test_the_end_of_a_long_turn_is_marked(room: Room, *, fails: bool) -> N
         await world.script(match="slow", error={"kind": "401"})
     await room.start()
     assert await room.signs(1) == [(ref, room.failed if fails else room.done)]
+
+
+async def test_the_end_is_marked_on_the_newest_message_that_joined_the_turn(room: Room) -> None:
+    world = room.world
+    await room.start(HERMES_SESSIONS__BUSY_MODE="steer")
+    await world.script(match="slow", hang=True)
+    await room.say("slow")
+    await world.asked(1)
+    await world.gateway.kill()
+    grow_old(world)
+    await world.llm.post("reset")
+    await world.hold(match="slow", tool_calls=[{"name": "history_search", "arguments": {"query": "x"}}], times=1)
+    await room.start()
+    await world.asked(1)
+    newer = await room.say("in metres")
+    await world.stored(2)
+    await world.release()
+    await room.until_sent("in metres")
+    assert (await room.signs(2))[-1] == (newer, room.done)
+
+
+async def test_a_flood_penalty_for_a_reaction_delays_no_answer(room: Room) -> None:
+    world = room.world
+    await room.start()
+    path = "setMessageReaction" if room.is_telegram else "PUT .*/reactions"
+    await room.server.post("faults", {"kind": "429", "retry_after": 8, "match": path, "times": -1})
+    await world.hold(match="first", text="done with the first")
+    await room.say("first")
+    await world.asked(1)
+    await room.say("/new")
+    await room.server.get("calls", count=1, wait=15, **room.reacted)
+    before = time.monotonic()
+    await world.release()
+    await room.shown("done with the first")
+    assert time.monotonic() - before < 2
+    await room.until_sent("Started a new")
+    kind = {"method": "sendMessage"} if room.is_telegram else {"action": "send"}
+    # The SDK for Discord waits for the end of the penalty, and by then the command was answered.
+    assert len(await room.server.get("sent", match=QUEUED, **kind)) == int(room.is_telegram)
+    assert len(await room.server.get("calls", **room.reacted)) == 1, "a penalty is obeyed"
 
 
 def grow_old(world: World) -> None:
