@@ -141,6 +141,7 @@ class Parts:
             group=self.group,
             is_on=lambda: self.live.config.notices.reactions,
             has_access=lambda person: self.access.has_access(person),
+            clock=self.clock,
         )
         return Delivery(
             store=self.store,

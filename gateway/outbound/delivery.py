@@ -265,12 +265,11 @@ class Delivery:
             return 30.0
 
     async def _send_first(self, chat_id: ChatId) -> float | None:
-        chat, rows = await self.store.read_short(_load, chat_id)
-        if rows and await self.close_previews(chat_id):  # the end of a preview may have stored its placeholder
-            chat, rows = await self.store.read_short(_load, chat_id)
-        if not rows:
+        chat, row = await self.store.read_short(_load, chat_id, {*self.reactions.under_way})
+        if row is not None and await self.close_previews(chat_id):  # it may have stored its placeholder
+            chat, row = await self.store.read_short(_load, chat_id, {*self.reactions.under_way})
+        if row is None:
             return None
-        row = rows[0]
         if (ended := self._under_way.get(row.id)) is not None:  # a sender of the chat's old id is sending this row
             await ended.wait()
             return 0.0
@@ -286,8 +285,7 @@ class Delivery:
             return 0.2  # an attempt would fail, and the next attempt would count as a possible repeat
         if (pause := max(self._pause_before(row), self.gates.flood_of(chat).penalty_seconds)) > 0:
             return pause
-        if row.written is not None and await self.reactions.replace(chat, row.chat_id, row.written):
-            await self.store.write(outbox.mark_sent, row.id, "", self.clock.now())
+        if self.reactions.replaces(chat, row, self.wake):
             return 0.0
         parts = None if row.written is None else await render_reply(adapter, row.written, self.zone())
         begun = await self.store.write(outbox.begin_send, row.id, parts, ownership, self.clock.now())
@@ -379,8 +377,9 @@ class Delivery:
         return True
 
 
-def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
-    return load_chat(db, chat_id).key, outbox.load_open(db, chat_id, 1)
+def _load(db: Connection, chat_id: ChatId, skipped: set[OutboxId]) -> tuple[ChatKey, OutboxRow | None]:
+    rows = outbox.load_open(db, chat_id, len(skipped) + 1)
+    return load_chat(db, chat_id).key, next((row for row in rows if row.id not in skipped), None)
 
 
 async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tzinfo) -> Sequence[OutboundPart]:

@@ -403,6 +403,7 @@ class TestGateway:
                 group=group,
                 is_on=lambda: live.config.notices.reactions,
                 has_access=self.access.has_access,
+                clock=clock,
             ),
         )
         self.notices = NoticeWriter(
