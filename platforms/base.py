@@ -94,6 +94,8 @@ class MenuCommand:
     is_admin_only: bool = False
     is_private: bool = False
     """True if only the person who sends the command needs the reply."""
+    public: str | None = None
+    """Regular expression for arguments whose reply concerns everybody in the chat, even if `is_private` is set."""
     place: CommandPlace = "anywhere"
 
 

@@ -309,6 +309,7 @@ class CommandRegistry:
                 actions=command.actions,
                 is_admin_only=command.is_admin_only,
                 is_private=command.is_private or command.kind is CommandKind.READ,
+                public=command.moderated,  # what only some people may do changes the chat for all
                 place=command.place,
             )
             for command in self.commands

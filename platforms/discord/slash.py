@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import inspect
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -117,7 +118,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         self._intake = intake
         self._tickets = tickets
         self._buttons = buttons
-        self._private = {item.name for item in menu if item.is_private}
+        self._private = {item.name: item.public or "(?!)" for item in menu if item.is_private}
         for item in menu:
             self._add(item)
         client.event(self.on_interaction)
@@ -205,7 +206,10 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
 
     def _is_private(self, interaction: Interaction, line: str) -> bool:
         """Return True if only the person should see the answer. Direct chats have no hidden messages."""
-        return interaction.guild_id is not None and line[1:].partition(" ")[0] in self._private
+        name, _, argument = line[1:].partition(" ")
+        public = self._private.get(name)
+        is_public = public is None or re.fullmatch(public, argument.strip(), re.IGNORECASE | re.DOTALL) is not None
+        return interaction.guild_id is not None and not is_public
 
     async def _defer(self, interaction: Interaction, *, is_private: bool, thinking: bool) -> None:
         """Acknowledge an interaction and open its ticket. `is_private` cannot change afterwards."""

@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from tests.e2e import test_discord as discord
 from tests.e2e.test_steps import labels, newest, press, say
 from tests.e2e.world import GROUP, World
@@ -126,6 +128,25 @@ async def test_on_discord_only_the_caller_sees_lists_and_their_pages(discord_wor
     await discord.pick(world, "title", options={"title": "Birds"})
     [public] = await world.dc.get("sent", action="interaction_edit", match="now called “Birds”", wait=15, count=1)
     assert not public["ephemeral"], "a change concerns everybody"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "answer", "is_private"),
+    [
+        ("reactions", {"state": "off"}, "Reactions are off here", False),
+        ("reactions", {}, "Reactions are on here", True),
+        ("steps", {"show": "full"}, "While I work", False),
+        ("steps", {}, "The last answer", True),
+    ],
+)
+async def test_on_discord_everybody_sees_a_change_that_concerns_them(
+    discord_world: World, name: str, options: dict[str, str], answer: str, *, is_private: bool
+) -> None:
+    await discord.ready(discord_world, HERMES_ACCESS__ADMINS=f"discord:{discord.ALICE}")
+    await discord_world.gateway.wait_for_log("discord.menu_published")
+    await discord.pick(discord_world, name, options=options)
+    [row] = await discord_world.dc.get("sent", action="interaction_.*", match=answer, wait=15, count=1)
+    assert row["ephemeral"] == is_private
 
 
 async def test_an_admins_menu_comes_and_goes_with_the_role(world: World) -> None:
