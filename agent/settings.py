@@ -56,11 +56,12 @@ class VoiceSettings:
     """Name of a text-to-speech model, such as `gpt-4o-mini-tts`. Set a name to enable spoken answers. The default
     voice is `alloy`. To use another voice, add its name after `@`: `gpt-4o-mini-tts@coral`."""
     reply: Annotated[Literal["never", "same", "always"], AnyCase, Setting()] = "same"
-    """Answers that are also spoken: none (`never`), all (`always`), or those to spoken messages (`same`)."""
+    """Answers that are also spoken: none (`never`), all (`always`), or those to spoken messages (`same`).
+    `/voice` changes it for one chat."""
 
     @property
-    def mode(self) -> Literal["never", "same", "always"]:
-        return self.reply if self.model is not None else "never"
+    def mode(self) -> Literal["off", "same", "always"]:
+        return "off" if self.reply == "never" else self.reply
 
     @property
     def names(self) -> tuple[str, str]:

@@ -96,7 +96,7 @@ class ModelAnswer:
     reasoning: Reasoning | None = None
     markdown: str = ""
     """Text for the chat if it differs from `text`, for example because a notice was added."""
-    speaks: Literal["never", "same", "always"] = "never"
+    speaks: Literal["off", "same", "always"] = "off"
     """Voice messages after answers: `same` adds one if the person's message was spoken, `always` always adds one."""
 
 

@@ -1,15 +1,16 @@
-"""Commands that switch a feature of a chat on or off: `/groupcontext` and `/reactions`."""
+"""Commands that change how the bot behaves in a chat: `/groupcontext`, `/reactions` and `/voice`."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 from gateway.commands.registry import CommandRequest, CommandResult, say
-from gateway.outbound.reactions import load_switch, switch_key
+from gateway.switches import REACTIONS, VOICE, Choice, Switch
 from hermes_state import talk
 from hermes_state.errors import CommandError
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, save_note
-from hermes_state.values import ChatId, ChatKey, ChatKind, Millis
+from hermes_state.store.sql import Connection
+from hermes_state.values import ChatKey, ChatKind, Millis
 
 NOW_HEARS = (
     "From now on I read and store what is said here, even if it does not mention me and the writer has no access. "
@@ -25,8 +26,16 @@ PRIVACY_MODE = (
 )
 
 
-REACTIONS_ON = "Reactions are on here: I mark your messages, and you can give my answers a thumbs-up or thumbs-down."
-REACTIONS_OFF = "Reactions are off here: I do not mark messages, and I do not store your reactions."
+REACTIONS_TEXTS = {
+    "on": "Reactions are on here: I mark your messages, and you can give my answers a thumbs-up or thumbs-down.",
+    "off": "Reactions are off here: I do not mark messages, and I do not store your reactions.",
+}
+VOICE_TEXTS = {
+    "off": "I answer here only with text.",
+    "same": "I answer a voice message here with text and a voice message, and everything else only with text.",
+    "always": "I follow every answer here with a voice message, too.",
+}
+NO_VOICE = "I cannot speak, because no speech model is configured (`voice.model`)."
 
 
 async def groupcontext(request: CommandRequest) -> CommandResult:
@@ -53,20 +62,28 @@ async def groupcontext(request: CommandRequest) -> CommandResult:
 
 async def reactions(request: CommandRequest) -> CommandResult:
     """Show or set whether the bot uses reactions in this chat."""
-    chat_id, word = request.chat.id, request.argument.lower()
-    if word in ("on", "off"):
-        return CommandResult(apply=partial(_set_reactions, chat_id, word))
-    if word:
-        raise CommandError("Send `/reactions on` or `/reactions off`.")
     default = request.context.runtime.config.notices.reactions
-    is_on = await load_switch(request.context.store, chat_id, default=default)
-    return say(REACTIONS_ON if is_on else REACTIONS_OFF)
+    return await _choose(request, REACTIONS, "on" if default else "off", REACTIONS_TEXTS)
 
 
-@locks("notes")
-def _set_reactions(chat_id: ChatId, word: str, db: Connection, now: Millis) -> str:
-    save_note(db, switch_key(chat_id), word)
-    return REACTIONS_ON if word == "on" else REACTIONS_OFF
+async def voice(request: CommandRequest) -> CommandResult:
+    """Show or set which answers in this chat are also spoken."""
+    settings = request.context.runtime.config.voice
+    if settings.model is None:
+        raise CommandError(NO_VOICE)
+    return await _choose(request, VOICE, settings.mode, VOICE_TEXTS)
+
+
+async def _choose(
+    request: CommandRequest, switch: Switch[Choice], default: Choice, texts: Mapping[str, str]
+) -> CommandResult:
+    word = request.argument.lower()
+    if word in switch.choices:
+        return CommandResult(apply=switch.choosing(request.chat.id, word, texts[word]))
+    if word:
+        *others, last = (f"`/{switch.key} {choice}`" for choice in switch.choices)
+        raise CommandError(f"Send {', '.join(others)} or {last}.")
+    return say(texts[await switch.load(request.context.store, request.chat.id, default)])
 
 
 @locks(chat="key")

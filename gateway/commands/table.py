@@ -4,6 +4,7 @@ from functools import partial
 
 from gateway.commands import compression, conversations, groups, lineage, models, notes, people, status, tools, turns
 from gateway.commands.registry import Command, CommandKind, CommandRegistry
+from gateway.switches import VOICE
 from platforms.base import CommandAction as Action
 from platforms.base import CommandOption as Option
 
@@ -189,6 +190,14 @@ COMMANDS = (
         moderated="on|off",
     ),
     Command(
+        "voice",
+        READ,
+        groups.voice,
+        "show or set which answers in this chat are also spoken",
+        (Option("mode", "no answers, answers to voice messages, or all answers", VOICE.choices),),
+        moderated="off|same|always",
+    ),
+    Command(
         "stop",
         CONTROL,
         turns.stop,
@@ -304,7 +313,7 @@ GROUPS = (
     ),
     (
         "Memory and settings",
-        "memory todo schedule model think tools groupcontext reactions",
+        "memory todo schedule model think tools groupcontext reactions voice",
         "/memory me add I prefer metric units",
         "makes me remember that you prefer metric units",
     ),

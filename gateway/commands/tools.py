@@ -17,18 +17,19 @@ from agent.tools.offers import OfferRegistry, Policy
 from agent.tools.registry import GENERAL_STEP, Step, Tool, parsed
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, page_buttons, say
 from gateway.operator.why import name_with_id
+from gateway.switches import STEPS
 from gateway.times import format_time
-from gateway.turns.steps import LEVELS, level_key, listed
+from gateway.turns.steps import listed
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError, ToolError
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection, save_note
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.tool_runs import load_newest_runs, load_offer
 from hermes_state.tools import approvals
 from hermes_state.tools.approvals import AnswererRole, ApprovalState, GrantKind, PendingApproval
 from hermes_state.transcripts import load_message, load_sender_name
-from hermes_state.values import ChatId, LineageId, Millis, ToolEffect
+from hermes_state.values import LineageId, Millis, ToolEffect
 
 Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApproval], Millis], str]
 """Stores the decision on the given approval requests and returns the reply."""
@@ -86,9 +87,9 @@ STEPS_PER_PAGE = 12  # fit into one message of Discord
 async def steps(request: CommandRequest) -> CommandResult:
     """List the steps of the last answer, or choose how much of them the chat sees while the agent works."""
     word = request.argument.lower()
-    if word in LEVELS:
+    if word in STEPS.choices:
         what = {"off": "no longer show my steps", "short": "show the current step", "full": "list my steps"}[word]
-        return CommandResult(apply=partial(_set_level, request.chat.id, word, f"While I work, I will {what} here."))
+        return CommandResult(apply=STEPS.choosing(request.chat.id, word, f"While I work, I will {what} here."))
     page = request.number(1)
     if page is None:
         raise CommandError("Send `/steps` to see the steps of the last answer, or `/steps off`, `short` or `full`.")
@@ -104,12 +105,6 @@ async def steps(request: CommandRequest) -> CommandResult:
     ]
     buttons = page_buttons("/steps", page, len(found) > STEPS_PER_PAGE)
     return say("Steps of the last answer:\n" + "\n".join(lines), *buttons)
-
-
-@locks("notes")
-def _set_level(chat_id: ChatId, level: str, text: str, db: Connection, now: Millis) -> str:
-    save_note(db, level_key(chat_id), level)
-    return text
 
 
 def _load_steps(

@@ -79,5 +79,5 @@ def _configured_names(config: Config) -> Iterator[str]:
     yield from (route.name for route in routes if route.protocol != "offline" and route.name is not None)
     if config.transcription.model is not None:
         yield config.transcription.model
-    if config.voice.mode != "never":
+    if config.voice.model is not None:
         yield config.voice.names[0]

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 import structlog
 
 from gateway.outbound.adapters import AdapterRegistry, GateRegistry
+from gateway.switches import REACTIONS
 from hermes_state import inbox, outbox, ratings
 from hermes_state.aio import own_cancellation, track
 from hermes_state.chats import load_groups
 from hermes_state.errors import ChatUnreachable, HermesError, MessageRejected, RateLimited, StateError
 from hermes_state.outbox import OutboxRow, WrittenReply
 from hermes_state.ratings import SignedMessage
-from hermes_state.store.sql import load_note
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, ChatKey, Clock, Cursor, InboxId, OutboxId, ReactionEvent, UserRef
 
@@ -31,16 +31,6 @@ REFUSED_SECONDS, FAILED_SECONDS = 600.0, 30.0
 """Pauses in seconds, during which a chat gets no signs: after the platform refused one, and after other failures."""
 MAX_UNDER_WAY = 20
 """Maximum number of signs that are set at the same time. Any further signs are dropped."""
-
-
-def switch_key(chat_id: ChatId) -> str:
-    """Return the key of the note that stores a chat's choice: `on` or `off`."""
-    return f"reactions.{chat_id}"
-
-
-async def load_switch(store: Store, chat_id: ChatId, *, default: bool) -> bool:
-    chosen = await store.read_short(load_note, switch_key(chat_id))
-    return default if chosen is None else chosen == "on"
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -78,7 +68,7 @@ class ReactionHandler:
         if adapter is None or self.adapters.ownership_of(chat) is None or is_paused:
             return False
         try:
-            if not await load_switch(self.store, chat_id, default=self.is_on()):
+            if not await self._is_on(chat_id):
                 return False
             with own_cancellation():
                 async with asyncio.timeout(REQUEST_SECONDS):
@@ -140,11 +130,14 @@ class ReactionHandler:
         found = None
         if self.has_access(reaction.sender.ref) and not reaction.sender.is_bot:
             found = await self.store.read_short(ratings.find_answer, reaction)
-        if found is not None and await load_switch(self.store, found[0], default=self.is_on()):
+        if found is not None and await self._is_on(found[0]):
             if await self.store.write(ratings.rate, *found, reaction, cursor):
                 log.info("answer.rated", chat=reaction.chat.name, value=0 if reaction.is_removed else reaction.value)
         elif cursor is not None:
             await self.store.write(inbox.advance_cursor, cursor)
+
+    async def _is_on(self, chat_id: ChatId) -> bool:
+        return await REACTIONS.load(self.store, chat_id, "on" if self.is_on() else "off") == "on"
 
     async def faults(self) -> list[str]:
         """Return sentences about the chats in which reactions do not work, and why."""

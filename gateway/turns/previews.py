@@ -11,7 +11,8 @@ import structlog
 
 from agent.tools.registry import Step
 from gateway.outbound.adapters import AdapterRegistry, FloodControl, Gate, GateRegistry
-from gateway.turns.steps import StepLevel, StepLine, load_level, with_line
+from gateway.switches import STEPS, StepLevel
+from gateway.turns.steps import StepLine, with_line
 from hermes_state.aio import cancel_all, crash_logged, make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
 from hermes_state.redaction import redact
@@ -315,7 +316,7 @@ class PreviewMaker:
         """Return the preview for a turn that runs in this process."""
         preview = self._of(turn)
         preview.make_steps = lambda began: StepLine(
-            began, lambda: load_level(self.store, turn.chat_id, self.level()), self.redact
+            began, lambda: STEPS.load(self.store, turn.chat_id, self.level()), self.redact
         )
         return preview
 

@@ -28,6 +28,7 @@ from gateway.config.settings import ModelConfig
 from gateway.models.selection import ModelRegistry, Runtime, name_of, route_of
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.notices import pressure_sentence
+from gateway.switches import VOICE
 from gateway.turns.previews import PreviewMaker, TurnPreview
 from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, sessions
@@ -179,7 +180,7 @@ class TurnRunner:
             raise
         finally:
             await self._close(preview, turn, done)
-        final = self._final(turn, done, tells_pressure=config.notices.pressure)
+        final = await self._final(turn, done, tells_pressure=config.notices.pressure)
         pressure, clock = done.answer.pressure, self.clock
         try:
             await self.delivery.store_and_send(
@@ -231,19 +232,20 @@ class TurnRunner:
         self.delivery.wake(turn.chat_id)
         return model.route
 
-    def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> ModelAnswer:
+    async def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> ModelAnswer:
         """Return the answer to store. The notices below the answer are for the chat, and the model never sees them."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
         image_notice = f"_{answer.notice}_" if answer.notice is not None else None
         before = self.runtime.fallbacks.note(turn.lineage_id, done.chosen, done.by)
+        voice = self.runtime.config.voice
         notices = [line for line in (change_notice(done, before), image_notice, pressure) if line]
         return ModelAnswer(
             text=answer.text,
             call=answer.call,
             reported_prompt_tokens=answer.reported_prompt_tokens,
             markdown="\n\n".join([answer.text, *notices]) if notices else "",
-            speaks=self.runtime.config.voice.mode,
+            speaks="off" if voice.model is None else await VOICE.load(self.store, turn.chat_id, voice.mode),
         )
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:

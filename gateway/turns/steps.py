@@ -2,18 +2,13 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal, TypeAlias, get_args
 
 from agent.tools.registry import Step
+from gateway.switches import StepLevel
 from hermes_state.redaction import redact
-from hermes_state.store.sql import load_note
-from hermes_state.store.writer import Store
 from hermes_state.text import duration, shortened
 from hermes_state.tool_runs import ToolRunState
-from hermes_state.values import ChatId, MessageId
-
-StepLevel: TypeAlias = Literal["off", "short", "full"]
-LEVELS: tuple[StepLevel, ...] = get_args(StepLevel)
+from hermes_state.values import MessageId
 
 CHANGE_SECONDS = 2.0
 """Minimum seconds between two changes of the line. Each costs a request."""
@@ -23,16 +18,6 @@ MAX_LISTED = 10
 """Maximum number of steps in the line if the level is `full`."""
 MAX_KINDS = 4
 """Maximum number of kinds of finished steps in the line."""
-
-
-def level_key(chat_id: ChatId) -> str:
-    """Return the key of the note that stores the level that a chat has chosen."""
-    return f"steps.level.{chat_id}"
-
-
-async def load_level(store: Store, chat_id: ChatId, default: StepLevel) -> StepLevel:
-    chosen = await store.read_short(load_note, level_key(chat_id))
-    return next((level for level in LEVELS if level == chosen), default)
 
 
 async def _short() -> StepLevel:

@@ -24,6 +24,7 @@ from gateway.config.settings import Config
 from gateway.models.pricing import SpendingControl, price_in
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
+from gateway.switches import VOICE
 from gateway.turns.file_kinds import AttachmentError
 from hermes_state import attachments, inbox, outbox
 from hermes_state.aio import cancel_all
@@ -240,7 +241,9 @@ class VoiceRecorder(AudioHandler["SpeechClient"]):
         """Record and store a voice message. Return False if it is no longer wanted. Raises `ModelError`."""
         answer = await self.store.read(load_words, row.id)
         words, is_whole = await asyncio.to_thread(spoken_text, answer or "")
-        if not words or self.runtime.config.voice.mode == "never":
+        settings = self.runtime.config.voice
+        is_off = settings.model is None or await VOICE.load(self.store, row.chat_id, settings.mode) == "off"
+        if not words or is_off:
             return False
         client = await asyncio.to_thread(self._client)
         if (circuit := client.breaker.open) is not None:

@@ -109,6 +109,28 @@ async def test_always_speaks_every_answer_and_never_none(world: World, reply: st
     assert world.query("SELECT count(*) FROM outbox WHERE kind = 'voice'") == [(spoken,)]
 
 
+async def test_a_chat_chooses_which_answers_are_spoken(world: World) -> None:
+    await world.gateway.start(**EARS, **MOUTH)
+    await world.ask("/voice", "I answer a voice message here with text and a voice message")
+    await world.ask("/voice always", "every answer here with a voice message, too")
+    await world.ask("the first", "echo: .*first")
+    assert len(await on_telegram(world, "voice")) == 1
+    await world.gateway.kill()
+    await world.gateway.start(HERMES_VOICE__REPLY="always")
+    await world.ask("/voice off", "only with text")
+    await world.ask("/voice loud", "Send `?/voice off`?, `?/voice same`? or `?/voice always")
+    await world.say("", **VOICE, file_text="SAYS:the second")
+    await world.replies(1, match="echo: .*second")
+    await world.ask("the third", "echo: .*third", chat_id=43)
+    # The setting applies to the other chat.
+    await world.until_rows("SELECT chat_id, state FROM outbox WHERE kind = 'voice'", (1, "sent"), (2, "sent"))
+
+
+async def test_without_a_speech_model_voice_says_so(world: World) -> None:
+    await world.gateway.start()
+    await world.ask("/voice always", "no speech model is configured")
+
+
 async def test_a_long_answer_is_spoken_in_part_and_a_refused_format_again_as_mp3(world: World) -> None:
     await world.gateway.start(**ALWAYS | {"HERMES_VOICE__MODEL": "lab-mp3"})
     await world.script(match="long", text="A sentence about herons. " * 100)

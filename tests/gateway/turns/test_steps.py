@@ -7,8 +7,9 @@ import pytest
 
 from agent.tools.registry import Step, StepWords
 from gateway.outbound.adapters import FloodControl, Gate
+from gateway.switches import StepLevel
 from gateway.turns.previews import LivePreview
-from gateway.turns.steps import MAX_LISTED, StepLevel, StepLine
+from gateway.turns.steps import MAX_LISTED, StepLine
 from hermes_state.tool_runs import ToolRunState
 from hermes_state.values import ChatKind, MessageId
 from tests.gateway.helpers import MemoryAdapter, TestGateway, eventually, settled

@@ -1,0 +1,39 @@
+"""Switches: what a chat has chosen instead of the value in the settings, for example with `/reactions off`."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Literal, TypeAlias, TypeVar, get_args
+
+from hermes_state.store.locks import locks
+from hermes_state.store.sql import Connection, load_note, save_note
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatId, Millis
+
+StepLevel: TypeAlias = Literal["off", "short", "full"]
+Choice = TypeVar("Choice", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Switch(Generic[Choice]):
+    key: str
+    """Start of the key of the note that stores a chat's choice."""
+    choices: tuple[Choice, ...]
+
+    async def load(self, store: Store, chat_id: ChatId, default: Choice) -> Choice:
+        chosen = await store.read_short(load_note, f"{self.key}.{chat_id}")
+        return next((choice for choice in self.choices if choice == chosen), default)
+
+    def choosing(self, chat_id: ChatId, choice: str, text: str) -> "partial[str]":
+        """Return the effect of a command that stores a choice and replies with `text`."""
+        return partial(_choose, f"{self.key}.{chat_id}", choice, text)
+
+
+@locks("notes")
+def _choose(key: str, choice: str, text: str, db: Connection, now: Millis) -> str:
+    save_note(db, key, choice)
+    return text
+
+
+REACTIONS: Switch[Literal["on", "off"]] = Switch("reactions", ("on", "off"))
+STEPS: Switch[StepLevel] = Switch("steps.level", get_args(StepLevel))
+VOICE: Switch[Literal["off", "same", "always"]] = Switch("voice", ("off", "same", "always"))
