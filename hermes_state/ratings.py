@@ -12,7 +12,7 @@ import msgspec
 
 from hermes_state import inbox
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.text import shortened
 from hermes_state.values import THUMBS, ChatId, Cursor, LineageId, MessageId, Millis, ReactionEvent, recall_id
 
@@ -47,6 +47,13 @@ def find_answer(db: Connection, reaction: ReactionEvent) -> tuple[ChatId, Messag
     chat = reaction.chat
     found = db.execute(query, (reaction.message_ref, chat.platform, chat.account, chat.chat_ref)).fetchone()
     return None if found is None else (found[0], found[1])
+
+
+def load_rating(db: Connection, reaction: ReactionEvent) -> int:
+    """Load the person's rating of the answer that a reaction is about, or 0 if there is none."""
+    found, person = find_answer(db, reaction), reaction.sender.ref
+    query = "SELECT value FROM ratings WHERE message_id = ? AND person = ?"
+    return (scalar_or_none(db, int, query, (found[1], person)) if found is not None else None) or 0
 
 
 @locks(chat="chat_id cursor")

@@ -12,8 +12,9 @@ import structlog
 from aiohttp import web
 
 from hermes_state.errors import StateError
+from hermes_state.ratings import load_rating
 from hermes_state.text import whole_number
-from hermes_state.values import InputKind, SentFile
+from hermes_state.values import InputKind, ReactionEvent, SentFile
 from hermes_state.web_chats import ListedChat, load_listed, load_read_until, mark_read
 from platforms.console import Values, WebPerson
 from platforms.local.chats import LiveChat, encode, show_progress
@@ -21,7 +22,7 @@ from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import PAGE_ROWS, first_unread, load_editable, load_file_of, load_history
 from platforms.local.list_routes import PAGE_CHATS
 from platforms.local.pages import named_after
-from platforms.local.requests import Parts, html, name_in
+from platforms.local.requests import Parts, form_of, html, name_in
 from platforms.local.uploads import FormError, SubmittedMessage, read_form
 
 log = structlog.get_logger()
@@ -29,6 +30,9 @@ log = structlog.get_logger()
 _NOT_EDITABLE = (
     "This message can no longer be edited, because it is being answered, was compressed, or is not your newest message."
 )
+
+THUMB_NAMES = {"up": 1, "down": -1}
+NOT_RATED = "This answer cannot be rated. If reactions are off in this chat, send /reactions on."
 
 SETTLE_SECONDS = (0.4, 3.0)
 """Seconds without an event after which a stream compares the page with the store for the first and the second time.
@@ -57,6 +61,7 @@ class ChatRoutes:
             web.get("/chat/{name}/models", only(self._models)),
             web.post("/chat/{name}/messages", only(self._post)),
             web.post("/chat/{name}/read", only(self._read)),
+            web.post("/chat/{name}/rate", only(self._rate)),
         ]
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
@@ -101,6 +106,27 @@ class ChatRoutes:
         ref = (await request.post()).get("ref")
         if isinstance(ref, str):
             await self.parts.store.write(mark_read, self._chat(request, person).key, ref[:100])
+        return web.Response(status=204)
+
+    async def _rate(self, request: web.Request, person: WebPerson) -> web.StreamResponse:
+        """Store or remove a thumb on an answer, and show it on every open page."""
+        form, chat = await form_of(request), self._chat(request, person)
+        if (value := THUMB_NAMES.get(form.get("thumb", ""))) is None:
+            raise web.HTTPBadRequest
+        press = self.parts.command(person, chat.key, "")
+        reaction = ReactionEvent(
+            event_ref=press.event_ref,
+            chat=chat.key,
+            sender=press.sender,
+            message_ref=form.get("ref", "")[:100],
+            sent_at=press.sent_at,
+            value=value,
+            is_removed="is_removed" in form,
+        )
+        await self.parts.intake.accept(reaction)
+        if await self.parts.store.read(load_rating, reaction) != (0 if reaction.is_removed else value):
+            raise FormError(409, NOT_RATED)
+        await show_progress(self.parts.store, chat)
         return web.Response(status=204)
 
     async def _post(self, request: web.Request, person: WebPerson) -> web.StreamResponse:

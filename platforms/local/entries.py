@@ -61,6 +61,8 @@ class Entry:
     result: str | None = None
     """Result of the tool call, or None if it has no result."""
     compression: CompressionPoint | None = None
+    rating: int = 0
+    """Thumb of the person: 1 for up, -1 for down."""
     is_undone: bool = False
     was_interrupted: bool = False
     is_waiting: bool = False

@@ -19,6 +19,7 @@ from hermes_state.attachments import load_file, load_files
 from hermes_state.chats import HistoryRow, find_chat
 from hermes_state.compressions import load_points
 from hermes_state.inbox import InboxKind, load_waiting
+from hermes_state.ratings import load_values
 from hermes_state.sessions import load_active
 from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.text import thoughts
@@ -76,6 +77,9 @@ def load_history(
     entries = merge(
         [*_with_dividers(rows, _uploads(db, rows)), *files, *waiting, *condensed], known_refs, recent, since
     )
+    rated = load_values(db, [row.id for row in rows if row.origin == Origin.ASSISTANT])
+    thumbs = {row.ref: rated[row.id][-1] for row in rows if row.id in rated}
+    entries = [replace(one, rating=thumbs[one.ref]) if one.ref in thumbs else one for one in entries]
     return entries, None if is_all else rows[0].id
 
 

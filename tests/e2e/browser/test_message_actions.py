@@ -6,6 +6,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.e2e.browser.chromium import Chromium, needs_browser, screenshots
 from tests.e2e.browser.test_local_chat import echoed, enter
+from tests.e2e.protocols import conversation_of
 from tests.e2e.with_tools import run_with_tools
 from tests.e2e.world import World
 from tests.pictures import picture
@@ -23,7 +24,9 @@ for (const name of ["dragover", "drop"]) {
   document.body.dispatchEvent(new DragEvent(name, {dataTransfer: transfer, bubbles: true, cancelable: true}));
 }"""
 SHOWN = """return [...document.querySelectorAll('.actions button')].filter(
-  (button) => button.checkVisibility({opacityProperty: true})).map((button) => button.textContent)"""
+  (one) => one.checkVisibility({opacityProperty: true})).map((one) => one.ariaLabel ?? one.textContent)"""
+
+SHOWN_BUTTONS = ["Copy", "Edit", "Undo", "Copy", "Good answer", "Bad answer", "Retry", "Ask again with …"]
 
 
 async def act(browser: Chromium, name: str) -> None:
@@ -39,7 +42,7 @@ async def test_a_message_is_edited_retried_and_undone(world: World, browser: Chr
     await browser.write(f"a slip {NASTY}")
     await browser.wait_for(".answer .body", echoed(f"a slip {NASTY}"))
     async for look in browser.every_look():
-        assert (await browser.run(SHOWN))[:6] == ["Copy", "Edit", "Undo", "Copy", "Retry", "Ask again with …"]
+        assert (await browser.run(SHOWN))[:8] == SHOWN_BUTTONS
         await browser.screenshot(folder / f"actions-{look}.png")
 
     await browser.press("a draft")
@@ -92,6 +95,45 @@ async def test_another_model_answers_again(world: World, browser: Chromium, tmp_
     [*_, asked] = await world.asked(2)
     assert asked["body"]["model"] == "lab-32k"
     assert await browser.complaints() == []
+
+
+async def test_an_answer_is_rated_by_keyboard_and_the_model_is_told(
+    world: World, browser: Chromium, tmp_path: Path
+) -> None:
+    async def pressed(up: int, down: int) -> None:
+        await browser.wait_for("[value=up][aria-pressed=true]", lambda found: len(found) == up)
+        await browser.wait_for("[value=down][aria-pressed=true]", lambda found: len(found) == down)
+
+    async def press(value: str) -> None:
+        await browser.wait_for(".is-newest [value=up]", lambda found: found != [])
+        await browser.run(f"document.querySelector('.is-newest [value={value}]').focus()")
+        await browser.press(Keys.ENTER)
+
+    await enter(world, browser)
+    await browser.write("how high?")
+    await browser.wait_for(".answer .body", echoed("how high?"))
+    await press("up")
+    await pressed(up=1, down=0)
+    await press("down")
+    await pressed(up=0, down=1)
+    assert await browser.run("return document.activeElement.value") == "down", "the focus stays"
+    async for look in browser.every_look():
+        await browser.screenshot(screenshots(tmp_path) / f"thumbs-{look}.png")
+    await browser.reload()
+    await pressed(up=0, down=1)
+    assert world.query("SELECT value FROM ratings") == [(-1,)]
+    await browser.write("and now?")
+    await browser.wait_for(".answer .body", lambda found: len(found) == 2)
+    assert "people reacted to your answers: 1 👎 to" in conversation_of((await world.asked(2))[1])
+    await press("up")
+    await pressed(up=1, down=1)
+    await press("up")
+    await pressed(up=0, down=1)
+    await browser.write("/reactions off")
+    await browser.wait_for(".reply .body", lambda found: len(found) == 1)
+    await browser.run("document.querySelector('[value=up]').click()")
+    await browser.wait_for("#complaint p", lambda found: found != [] and "send /reactions on" in found[0])
+    assert world.query("SELECT value FROM ratings") == [(-1,)]
 
 
 async def test_escape_stops_the_answer_but_first_closes_the_list(world: World, browser: Chromium) -> None:

@@ -1,4 +1,4 @@
-// What a person can do with a message: copy, undo, retry, and ask again with another model.
+// What a person can do with a message: copy, rate, undo, retry, and ask again with another model.
 (() => {
   "use strict";
 
@@ -113,8 +113,20 @@
     text.focus();
   }
 
+  async function rate(entry, button) {
+    const isRemoved = button.ariaPressed === "true";
+    const body = new FormData();
+    body.set("ref", entry.id.slice(2));
+    body.set("thumb", button.value);
+    if (isRemoved) body.set("is_removed", "");
+    if (!await request(`${base}/rate`, { method: "POST", body })) return;
+    complain("");
+    for (const thumb of entry.querySelectorAll("[data-act=rate]")) thumb.ariaPressed = `${thumb === button && !isRemoved}`;
+  }
+
   const actions = {
     copy,
+    rate,
     edit,
     undo: () => send("/undo"),
     retry: () => send("/retry"),
