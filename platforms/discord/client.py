@@ -98,7 +98,9 @@ class InteractionWebhooks(AsyncWebhookAdapter):
         self._http = http
 
     async def request(self, route: Route, session: object, **options: Any) -> Any:  # Any: discord.py's own signature
-        answer = await self._http.request(route, json=options["payload"], params=options.get("params"))
+        form, params = options.get("multipart"), options.get("params")
+        body = {"form": form, "files": options["files"]} if form else {"json": options["payload"]}
+        answer = await self._http.request(route, params=params, **body)
         # The SDK needs only this part of the response to an acknowledgement, and could fail on the message in it.
         return {"interaction": {"id": route.webhook_id}} if route.path.endswith("/callback") else answer
 

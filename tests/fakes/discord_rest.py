@@ -161,7 +161,6 @@ class Rest:
             nonce=nonce or None,
             reply_to=(made.get("message_reference") or {}).get("message_id"),
             embeds=made["embeds"],
-            attachments=[row["filename"] for row in made["attachments"]],
             components=made["components"],
             allowed_mentions=data.get("allowed_mentions"),
         )

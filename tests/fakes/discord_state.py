@@ -454,6 +454,7 @@ class Discord:
             message_id=message and message["id"],
             text=message and message["content"],
             ephemeral=bool(message and message.get("flags", 0) & EPHEMERAL),
+            attachments=[row["filename"] for row in (message or {}).get("attachments", ())],
             **extra,
         )
 

@@ -9,8 +9,9 @@ import pytest
 
 from hermes_state.errors import SendAmbiguous
 from hermes_state.values import Button, ChatKind, InboundMessage, InputKind, OutboundPart
-from platforms.base import CommandAction, CommandOption, MenuCommand, Preview, SendRequest
+from platforms.base import CommandAction, CommandOption, MenuCommand, OutboundFile, Preview, SendRequest
 from platforms.discord import slash
+from platforms.discord.outbound import NOT_PRIVATE
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness, chat
 
@@ -64,6 +65,9 @@ MENU = (
         ),
     ),
 )
+
+
+FILE = OutboundFile(name="a.txt", mime="text/plain", size_bytes=6, content=b"secret")
 
 
 @pytest.fixture
@@ -306,6 +310,33 @@ async def test_every_part_of_a_private_answer_is_private_in_a_server_only(live: 
     direct = await given(live, "sessions")
     await live.adapter.send(answer(direct, "here"))
     assert await live.visible(direct.chat) == ["here"]
+
+
+@pytest.mark.parametrize("is_restarted", [True, False], ids=["after a restart", "after 15 minutes"])
+@pytest.mark.parametrize("more", [{}, {"replaces": "1"}, {"file": FILE}], ids=["text", "page", "file"])
+async def test_a_private_answer_whose_ticket_is_lost_is_not_shown_in_the_channel(
+    live: DiscordHarness, monkeypatch: pytest.MonkeyPatch, is_restarted: bool, more: dict[str, Any]
+) -> None:
+    if not is_restarted:
+        monkeypatch.setattr(slash, "TICKET_SECONDS", 0.0)
+    await live.post("interaction", {"name": "sessions", "channel_id": GENERAL, "user_id": ALICE})
+    [command] = await live.intake.wait_for(1)
+    restarted = live.another_adapter()
+    async with running(restarted, RecordingIntake()):
+        adapter = restarted if is_restarted else live.adapter
+        await adapter.send(answer(command, "secret", **more))
+    assert await live.visible(command.chat) == [NOT_PRIVATE]
+    assert [row["attachments"] for row in await live.sent("send")] == [[]]
+
+
+async def test_a_file_in_a_private_answer_is_private(live: DiscordHarness) -> None:
+    await live.post("interaction", {"name": "sessions", "channel_id": GENERAL, "user_id": ALICE})
+    [command] = await live.intake.wait_for(1)
+    await live.adapter.send(answer(command, "one", "k1"))
+    await live.adapter.send(answer(command, "two", "k2", file=FILE))
+    rows = await live.sent("interaction_(edit|followup)")
+    assert [(row["ephemeral"], row["attachments"]) for row in rows] == [(True, []), (True, ["a.txt"])]
+    assert await live.visible(command.chat) == []
 
 
 @pytest.mark.parametrize(
