@@ -42,6 +42,8 @@ HOSTILE: Mapping[str, str] = {
     "empty columns": "|a" * (LENGTH // 8) + "|\n" + "|-" * (LENGTH // 8) + "|\n" + "|\n" * (LENGTH // 4),
     "code blocks": "```\nx\n```\n" * (LENGTH // 10),
     "backticks": "".join("`" * length + "a" for length in range(440)),
+    "a run of backticks": "a " + "`" * LENGTH,
+    "a summary of spaces": "<summary>" + " " * LENGTH,
     "quotes": "> " * (LENGTH // 2),
 }
 

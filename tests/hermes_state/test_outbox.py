@@ -77,6 +77,29 @@ def test_parts_are_stored_with_the_first_attempt(db: sqlite3.Connection) -> None
     assert (rows[0].attempts, rows[0].first_tried_at) == (1, START)
 
 
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        ("UPDATE outbox SET state = 'sent', settled_at = 1 WHERE kind = 'final'", "said"),
+        ("UPDATE outbox SET state = 'dead', settled_at = 1 WHERE kind = 'final'", None),
+        ("UPDATE outbox SET state = 'dead', settled_at = 1 WHERE kind = 'voice'", None),
+        ("UPDATE outbox SET rendered = 1 WHERE kind = 'voice'", None),
+    ],
+)
+def test_only_an_answer_that_was_not_given_up_is_spoken(db: sqlite3.Connection, ended: str, words: str | None) -> None:
+    chat = make_chat(db)
+    exchange(db, chat, "asked", "said")
+    [(message_id, turn_id)] = db.execute("SELECT id, turn_id FROM messages WHERE role = 'assistant'").fetchall()
+    voice = Reply(
+        chat_id=chat, kind=OutboxKind.VOICE, markdown="", dedupe_key="v", turn_id=turn_id, message_id=message_id
+    )
+    row = outbox.enqueue(db, voice, START)
+    assert row is not None
+    assert outbox.load_words(db, row.id) == "said"
+    db.execute(ended)
+    assert outbox.load_words(db, row.id) == words
+
+
 @examples(40)
 @given(st.lists(st.one_of(st.just(0), st.integers(1, 4)), max_size=30))
 def test_interleaved_replies_are_sent_whole_and_in_order(steps: list[int]) -> None:

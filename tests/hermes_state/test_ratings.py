@@ -1,11 +1,14 @@
 """Ratings: the newest thumb of a person counts, whatever the order and however often an event arrives."""
 
+import sqlite3
+
 import pytest
 
 from hermes_state import ratings, sessions
 from hermes_state.store.sql import Connection
 from hermes_state.values import ChatId, LineageId, MessageId, Millis, ReactionEvent, Sender
-from tests.hermes_state.rows import START, exchange, key_of, make_chat
+from tests.databases import sqlite_only
+from tests.hermes_state.rows import START, exchange, key_of, make_chat, query_plans
 
 
 def thumb(value: int, at: int, *, is_removed: bool = False, ref: str = "sent", person: str = "1") -> ReactionEvent:
@@ -71,3 +74,16 @@ def test_a_rating_is_told_once_in_its_own_conversation(
     ratings.rate(db, chat_id, message_id, UP, None)
     assert ratings.tell(db, chat_id, lineage_id) == ()
     assert ratings.find_answer(db, thumb(1, 1, ref="another message")) is None
+
+
+@sqlite_only
+def test_telling_about_ratings_reads_only_the_rated_messages(
+    db: sqlite3.Connection, answer: tuple[ChatId, MessageId, LineageId]
+) -> None:
+    chat_id, message_id, lineage_id = answer
+    ratings.rate(db, chat_id, message_id, UP, None)
+    with query_plans(db, lambda query: query.startswith("UPDATE ratings")) as plans:
+        assert ratings.tell(db, chat_id, lineage_id)
+    [plan] = plans
+    assert "SEARCH a USING INTEGER PRIMARY KEY" in plan
+    assert "lineage" not in plan, "no list of all messages of the conversation"

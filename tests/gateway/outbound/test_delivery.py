@@ -389,6 +389,22 @@ async def test_a_sender_cancelled_before_it_begins_releases_its_chat(gateway: Te
     assert await gateway.replies(2) == ["hello", "again"]
 
 
+async def test_only_the_owner_of_an_account_records_its_voice_messages(gateway: TestGateway) -> None:
+    recorded: list[OutboxKind] = []
+    gateway.delivery.record = lambda row: recorded.append(row.kind)
+    one = gateway.adapters.supervised[DIRECT.account]
+    claim, one.ownership = one.ownership, None
+    now = gateway.clock.now()
+    chat = await gateway.store.write(ensure_chat, DIRECT, ChatKind.DIRECT, None, now)
+    voice = Reply(chat_id=chat, kind=OutboxKind.VOICE, markdown="", dedupe_key="v")
+    await gateway.store.write(outbox.enqueue, voice, now)
+    for owner in (None, claim):
+        one.ownership = owner
+        gateway.delivery.wake(chat)
+        await eventually(lambda: not gateway.delivery._wakes, "the sender has ended")
+        assert recorded == [OutboxKind.VOICE] * (owner is not None)
+
+
 class Unreadable:
     """Store that can be written but not read."""
 
