@@ -76,6 +76,8 @@ def _settle(
 
 def _outcome_text(outcome: CompressionOutcome) -> str:
     feedback = summarize_manual_compression(outcome)
+    if isinstance(outcome, NotNeeded):
+        return f"{feedback.note}\n{feedback.token_line}"
     details = _details(outcome) if isinstance(outcome, Compressed) else []
     return "\n".join(line for line in (feedback.headline, feedback.token_line, *details, feedback.note) if line)
 

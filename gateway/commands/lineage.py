@@ -48,7 +48,9 @@ async def lineage(request: CommandRequest) -> CommandResult:
     lines = [f"Sessions of {place_name(newest.label, newest.chat.name)}, oldest first:"]
     for one in shown:
         messages, begun = counted(one.message_count, "message"), spoken_time(one.started_at, now, request.zone)
-        lines.append(f"- `{short_key(one.key)}` {begun}, {messages}, {_state(one)}")
+        place = f"{_place(one)}, " if one.kind is SessionKind.SUBAGENT else ""
+        title = f"“{shortened(plain(one.title), 40)}”, " if one.title else ""
+        lines.append(f"- `{short_key(one.key)}` {title}{begun}, {messages}, {place}{_state(one)}")
     buttons = [Button(label="Open the newest", command=f"/session {short_key(newest.key)}")]
     can_undo = page == 1 and newest.chat == request.chat.key and newest.layer is not None and newest.ended_at is None
     if can_undo:
@@ -65,8 +67,7 @@ _ENDS = {"compression": "compressed", "undo": "compression undone", "reset": "en
 
 
 def _state(one: LineageSession) -> str:
-    ended = "open" if one.end_reason is None else _ENDS.get(one.end_reason, one.end_reason)
-    return f"{_place(one)}, {ended}" if one.kind is SessionKind.SUBAGENT else ended
+    return "open" if one.end_reason is None else _ENDS.get(one.end_reason, one.end_reason)
 
 
 def _paged(argument: str) -> tuple[str, int]:
@@ -95,7 +96,7 @@ def _ended(one: LineageSession, zone: tzinfo | None) -> str:
     if one.ended_at is None:
         return "open"
     follower = f" → `{short_key(one.child_key)}`" if one.child_key is not None else ""
-    return f"ended {format_time(one.ended_at, zone)} ({one.end_reason}){follower}"
+    return f"ended {format_time(one.ended_at, zone)} ({_state(one)}){follower}"
 
 
 async def search(request: CommandRequest) -> CommandResult:
@@ -174,7 +175,7 @@ async def session(request: CommandRequest) -> CommandResult:
         raise CommandError("Send `/session <id>` with a session's id, or a message's id such as `m123`.")
     opened = await request.context.store.read(_open, request.argument, request.reachable_chat)
     one, zone = opened.session, request.zone
-    place = _place(one) if one.kind is SessionKind.SUBAGENT else f"depth {one.depth} of its conversation"
+    place = _place(one) if one.kind is SessionKind.SUBAGENT else f"number {one.depth + 1} of its conversation"
     parent = f"\nParent `{short_key(one.parent_key)}`." if one.parent_key is not None else ""
     head = (
         f"Session `{short_key(one.key)}` of {place_name(one.label, one.chat.name)}, {place}.\n"

@@ -19,9 +19,10 @@ from hermes_state.tools.todos import clear_todos, load_todos
 from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.values import MessageRole, Millis, Origin
 
+_ADD_NOTE = "Add a note with `/memory add <fact about the work>` or `/memory me add <fact about you>`."
 _ASK_NOTE = (
-    "Send `/memory` to see the notes. Add a note with `/memory add <fact about the work>` or `/memory me add <fact "
-    "about you>`. Remove a note by its short name, for example `/memory remove 3f2a` or `/memory me remove 3f2a`."
+    f"Send `/memory` to see the notes. {_ADD_NOTE} Remove a note by its short name, for example `/memory remove 3f2a` "
+    "or `/memory me remove 3f2a`."
 )
 _ADD = re.compile(
     r"add\s+(?:(?P<at>\d{4}-\S+(?:\s+\d\d?:\S+)?)|(?P<name>@\S+)|(?P<cron>[\d*?]\S*(?:\s+\S+){4}))(?:\s+(?P<text>.+))?",
@@ -60,7 +61,7 @@ def _notes_shown(notes: MemoryDirectory, request: CommandRequest) -> str:
     lines = _entries("About the work", entries_in(notes.read(request.chat.id, "memory")))
     lines += _entries("About you", own)
     lines += [f"{counted(others, 'note')} about other people."] if others else []
-    return "\n".join(lines) if lines else f"There are no notes yet. {_ASK_NOTE}"
+    return "\n".join(lines) if lines else f"There are no notes yet. {_ADD_NOTE}"
 
 
 def _entries(title: str, entries: list[NoteEntry]) -> list[str]:

@@ -194,7 +194,7 @@ COMMANDS = (
         READ,
         groups.voice,
         "show or set which answers in this chat are also spoken",
-        (Option("mode", "no answers, answers to voice messages, or all answers", VOICE.choices),),
+        (Option("mode", "no answers, those to voice messages, or all answers", VOICE.choices),),
         moderated="off|same|always",
     ),
     Command(

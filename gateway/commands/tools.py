@@ -93,9 +93,10 @@ async def steps(request: CommandRequest) -> CommandResult:
     page = request.number(1)
     if page is None:
         raise CommandError("Send `/steps` to see the steps of the last answer, or `/steps off`, `short` or `full`.")
-    session = await request.load_open_session()
+    if (session := await request.load_open_session()) is None:
+        return say("This conversation has no answer yet.")
     skip = (min(page, 1_000) - 1) * STEPS_PER_PAGE
-    found = await request.context.store.read(_load_steps, request, session.lineage_id, skip) if session else []
+    found = await request.context.store.read(_load_steps, request, session.lineage_id, skip)
     if not found:
         return say("The last answer used no tools." if page == 1 else "The last answer has no more steps.")
     redact = request.redactor

@@ -57,7 +57,7 @@ def _words(step: WhyStep) -> str:
     took = f" in {step.took_ms / 1000:.1f} s" if step.took_ms is not None else ""
     cost = f", {dollars(step.cost)}" if step.cost is not None else ""
     tokens = f" ({step.tokens}{cost})" if step.tokens else ""
-    kind = "model call" if step.kind == "model" else step.kind
+    kind = {"model": "model call for", "delivery": "delivery of"}.get(step.kind, step.kind)
     return f"{kind} {step.name}: {step.outcome}{took}{tokens}"
 
 

@@ -65,6 +65,8 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     was_undone: bool
     undone_key: str | None
     """For a session that an undo created: the key of the session whose compression was undone."""
+    title: str | None = None
+    """Title of the conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,8 @@ SELECT s.id AS session_id, s.key, p.key AS parent_key,
   (SELECT n.key FROM sessions n WHERE n.lineage_id = s.lineage_id AND n.depth = s.depth + 1) AS child_key,
   {LINEAGE_KEY} AS lineage_key, s.depth, s.kind, {columns(ChatKey, "c", "chat")}, {chat_label("s.lineage_id")} AS label,
   s.started_at, s.ended_at, s.end_reason, s.message_count,
+  (SELECT t.title FROM sessions t WHERE t.lineage_id = s.lineage_id AND t.title IS NOT NULL
+    ORDER BY t.depth DESC LIMIT 1) AS title,
   CASE WHEN s.depth > 0 AND k.id IS NULL THEN
     (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id
      WHERE u.lineage_id = s.lineage_id AND x.undone_by = s.id) END AS undone_key,

@@ -69,10 +69,10 @@ WHERE turn_id = ? AND kind <> 'notice' ORDER BY id
 """
 # Purpose: load everything that happened in a turn, in order. A compression belongs to the turn during which it ran.
 _STEPS = """
-SELECT created_at - coalesce(took_ms, 0) AS at, 'model' AS kind, purpose || ': ' || model AS name, outcome, took_ms,
+SELECT created_at - coalesce(took_ms, 0) AS at, 'model' AS kind, purpose || ' to ' || model AS name, outcome, took_ms,
   cost_microusd AS cost,
   coalesce(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0), 0)
-    || ' in, ' || coalesce(output_tokens, 0) || ' out' AS tokens
+    || ' tokens in, ' || coalesce(output_tokens, 0) || ' out' AS tokens
 FROM model_calls WHERE turn_id = :turn
 UNION ALL SELECT started_at, 'tool', tool_name, state, ended_at - started_at, NULL, '' FROM tool_runs
   WHERE turn_id = :turn
@@ -81,7 +81,10 @@ UNION ALL SELECT k.created_at - coalesce(k.took_ms, 0), 'compression', k.layer,
   coalesce(k.tokens_before || ' to ' || k.tokens_after || ' tokens', '')
   FROM compressions k JOIN sessions s ON s.id = k.parent_id JOIN turns t ON t.lineage_id = s.lineage_id
   WHERE t.id = :turn AND k.created_at BETWEEN t.started_at AND coalesce(t.ended_at, :forever)
-UNION ALL SELECT coalesce(first_tried_at, created_at), 'delivery', kind || ' part ' || (part + 1),
+UNION ALL SELECT coalesce(first_tried_at, created_at), 'delivery',
+  CASE kind WHEN 'final' THEN 'the answer' WHEN 'voice' THEN 'the voice message'
+    WHEN 'error' THEN 'the error message' ELSE 'a notice' END
+    || ', part ' || (part + 1),
   state || CASE WHEN attempts > 1 THEN ' after ' || attempts || ' attempts' ELSE '' END || coalesce(': ' || error, ''),
   settled_at - coalesce(first_tried_at, created_at), NULL, '' FROM outbox WHERE turn_id = :turn
 ORDER BY 1

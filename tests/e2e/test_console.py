@@ -185,9 +185,9 @@ async def test_one_message_is_explained_alike_on_the_page_and_in_the_terminal(wo
     code, printed = await world.command_line("why", "m1")
     assert code == 0
     assert re.search(r"arrived from .* \(telegram:42\)", printed)
-    assert re.search(r"model call turn: .*: ok in [\d.]+ s", printed)
-    assert re.search(r"delivery final part 1: sent", printed)
-    page = await owner.until("why?message=m1", lambda shown: "delivery final" in shown)
+    assert re.search(r"model call for turn to .*: ok in [\d.]+ s", printed)
+    assert re.search(r"delivery of the answer, part 1: sent", printed)
+    page = await owner.until("why?message=m1", lambda shown: "delivery of the answer" in shown)
     assert all(line.split(": ", 1)[1] in page for line in printed.splitlines()[1:] if "UTC" in line and "'" not in line)
     _, raw = await world.command_line("why", "m1", "--json")
     assert json.loads(raw)["turn"]["state"] == "finished"

@@ -434,6 +434,7 @@ EVERY_COMMAND = (
     *(
         "/reactions",
         "/reactions off",
+    "/voice off",
         "/groupcontext",
         "/groupcontext on",
         "/mcp",

@@ -95,9 +95,9 @@ async def test_lineage_lists_sessions_and_session_tells_how_each_began_and_ended
     assert await ask_boss(gateway, f"/lineage {child}") == said
     assert "No chat, session or message has the id" in await ask_boss(gateway, "/lineage telegram:777")
     opened = [await ask_boss(gateway, f"/session {key}") for key in (root, child, tip)]
-    assert f"(compression) → `{child[:8]}`" in opened[0]
+    assert f"(compressed) → `{child[:8]}`" in opened[0]
     assert "in-loop compression (95,000 → 40,000 tokens, summary by small-model, focus “the schema”, und" in opened[1]
-    assert f"(undo) → `{tip[:8]}`" in opened[1]
+    assert f"(compression undone) → `{tip[:8]}`" in opened[1]
     assert f"by undoing the compression that created `{child[:8]}`; open" in opened[2]
 
 

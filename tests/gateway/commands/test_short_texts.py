@@ -94,6 +94,10 @@ async def test_sessions_show_titles_and_turn_pages(gateway: TestGateway) -> None
     assert "“question 0”" in await press(gateway, "More")
     assert [label for label in buttons(gateway) if label in ("Back", "More")] == ["Back"]
     assert await press(gateway, "Back") == first
+    await gateway.ask("/title Boats", sender=BOSS)
+    lines = (await gateway.ask("/lineage", sender=BOSS)).splitlines()
+    assert re.fullmatch("- `\\w{8}` “Boats”, just now, 0 messages, open", lines[-1])
+    assert re.fullmatch("- `\\w{8}` just now, 2 messages, ended with /new", lines[-2])
     assert await gateway.ask("/sessions 9") == "This chat has no more conversations."
 
 
