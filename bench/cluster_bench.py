@@ -1,6 +1,6 @@
 """Measure PostgreSQL and clusters: `python -m bench.cluster_bench` prints every figure and its bar as one table."""
 
-from bench import engines_bench, nodes_bench, search_bench, waits_bench
+from bench import engines_bench, features_bench, nodes_bench, search_bench, waits_bench
 from bench.groups import Groups, run_groups
 
 GROUPS: Groups = {
@@ -9,6 +9,7 @@ GROUPS: Groups = {
     "nodes": nodes_bench.run,
     "waits": waits_bench.run,
     "stop": waits_bench.stop,
+    "talk": features_bench.on_postgres,
 }
 
 if __name__ == "__main__":
