@@ -136,7 +136,7 @@ async def test_on_discord_only_the_caller_sees_lists_and_their_pages(discord_wor
         ("reactions", {"state": "off"}, "Reactions are off here", False),
         ("reactions", {}, "Reactions are on here", True),
         ("steps", {"show": "full"}, "While I work", False),
-        ("steps", {}, "The last answer", True),
+        ("steps", {}, "This conversation has no answer yet", True),
     ],
 )
 async def test_on_discord_everybody_sees_a_change_that_concerns_them(

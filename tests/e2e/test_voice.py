@@ -178,6 +178,7 @@ async def test_a_hanging_recording_holds_up_nothing_and_ends_with_a_command(worl
     await speech_calls(world, 1)
     if command == "/stop":
         await world.ask("two", "echo: .*two")  # a newer message does not wait for the recording
+    await world.until_rows("SELECT count(*) FROM outbox WHERE kind <> 'voice' AND settled_at IS NULL", (0,))
     told = "Stopped. I will not send the voice message of that answer." if command == "/stop" else "Undid"
     await world.ask(command, re.escape(told))
     await world.until_rows("SELECT DISTINCT state FROM outbox WHERE kind = 'voice'", ("dead",))

@@ -434,7 +434,7 @@ EVERY_COMMAND = (
     *(
         "/reactions",
         "/reactions off",
-    "/voice off",
+        "/voice off",
         "/groupcontext",
         "/groupcontext on",
         "/mcp",
