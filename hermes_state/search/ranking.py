@@ -4,12 +4,12 @@ import heapq
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypedDict, Unpack
 
-from hermes_state.search.query import Expression, Term
-from hermes_state.store.segment import folded, fts_row
+from hermes_state.search.query import IN_WORD, LETTER, Expression, Term
+from hermes_state.store.segment import CJK, folded, fts_row
 from hermes_state.store.sql import Connection, scalar, scalar_or_none
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 
@@ -22,6 +22,7 @@ COUNTED_CHARACTERS, COUNTED_TERMS = 4_000, 8
 SAID_BY_PEOPLE = f"r{MessageRole.USER}"  # scope of the messages of people
 
 _K1, _B = 1.2, 0.5
+_has_pairs = re.compile(f"[{CJK}]").search
 
 
 class SearchFilter(TypedDict, total=False):
@@ -153,17 +154,23 @@ def scored(
 
     `weights` has the forms of each word and the weight of the word.
     """
-    known = [(weight, "|".join(filter(None, (term.pattern() for term in forms)))) for forms, weight in weights.items()]
-    counted = [
-        (weight, re.compile(pattern or "(?!)").findall) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)
-    ]
+    counted = heapq.nlargest(COUNTED_TERMS, weights.items(), key=lambda item: item[1])
+    finders: dict[bool, list[Callable[[str], list[str]]]] = {}
     average = max(1.0, sum(row.characters for row in rows) / max(1, len(rows)))
     for row in rows:
         norm = _K1 * (1 - _B + _B * row.characters / average)
         beginning = folded((row.text or "") if row.body is None else fts_row(row.text, row.body)[:COUNTED_CHARACTERS])
         share = max(1.0, row.characters / COUNTED_CHARACTERS)
-        counts = [len(find(beginning)) * share for _, find in counted]
-        yield row, [weight * n * (_K1 + 1) / (n + norm) for (weight, _), n in zip(counted, counts, strict=True)]
+        is_paired = not beginning.isascii() and _has_pairs(beginning) is not None
+        if is_paired not in finders:  # a pattern for pairs takes twenty times as long to compile
+            finders[is_paired] = [_finder(forms, is_paired) for forms, _ in counted]
+        counts = [len(find(beginning)) * share for find in finders[is_paired]]
+        yield row, [weight * n * (_K1 + 1) / (n + norm) for (_, weight), n in zip(counted, counts, strict=True)]
+
+
+def _finder(forms: tuple[Term, ...], is_paired: bool) -> Callable[[str], list[str]]:
+    edge = IN_WORD if is_paired else LETTER
+    return re.compile("|".join(filter(None, (term.pattern(edge=edge) for term in forms))) or "(?!)").findall
 
 
 def best_of(hits: Iterable[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
