@@ -7,7 +7,7 @@ written in.
 import heapq
 import re
 import sqlite3
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Literal, TypeAlias, Unpack
@@ -20,7 +20,7 @@ from hermes_state.search.query import LETTER, QUESTION_WORDS, Expression, Query,
 from hermes_state.search.ranking import RANKED_HITS, MatchReader, SearchFilter, best_of
 from hermes_state.search.relevance import expression_of, named_speakers, neighbours, relevant
 from hermes_state.search.tsquery import TsMatches
-from hermes_state.search.words import Forms, content_words, forms_of
+from hermes_state.search.words import Forms, content_words, forms_of, similar_to
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.segment import INDEXED_CHARACTERS, folded, fts_row, searched_text
 from hermes_state.store.sql import Connection, columns, select
@@ -42,6 +42,8 @@ from hermes_state.values import (
 SNIPPET_CHARACTERS = 200
 SHOWN_TERMS = 16
 """Maximum number of terms that a snippet shows."""
+SINGLE_WORD_HITS = 200
+"""Number of newest matches that are ranked if the query is a single word."""
 MAX_WORDS = 16
 """Maximum number of a question's words that are searched."""
 
@@ -99,24 +101,39 @@ def search_and_tell(
     asked = {forms_of(word): word for word in content_words(parsed.words)[:MAX_WORDS]}
     speakers = named_speakers(matches, parsed.words)
     found = _find_words(matches, asked, {forms_of(name) for name in speakers})
-    unknown = [word for forms, word in asked.items() if forms not in found]
+    similar = _find_similar(matches, asked, speakers) if len(asked) > 1 and order == "best" else {}
+    unknown = [word for forms, word in asked.items() if forms not in found and forms not in similar]
     found |= _find_words(matches, near_words(matches, unknown))
     if order == "newest":
         hits = [(row_id, 0.0) for row_id in sorted({*chain(*found.values())}, reverse=True)]
     else:
-        hits = relevant(matches, found, speakers, parsed.words, limit)
+        hits = relevant(matches, found, similar, speakers, parsed.words, limit)
         best = max((score for _, score in hits), default=0.0)
         whole = matches.best(parsed.whole, [parsed.whole], limit) if parsed.whole is not None else []
         hits = best_of({**dict(hits), **{row_id: best + score for row_id, score in whole}}.items(), limit)
-    wanted = (*chain(*found), *_wanted(parsed))
+    wanted = (*chain(*found), *_wanted(parsed), *(term for forms, _ in similar.values() for term in forms))
     told = tuple(asked.get(forms, forms[0].text) for forms in found) if unknown else ()
     return load_found(matches, hits[:limit], wanted), told
 
 
 def _find_words(matches: MatchReader, words: Iterable[Forms], names: Container[Forms] = ()) -> dict[Forms, list[int]]:
     """Return the known words and names, each with the ids of the newest messages that contain it."""
-    found = {forms: matches.newest(expression_of(forms), RANKED_HITS) for forms in words}
+    asked = [*words]
+    limit = RANKED_HITS if len(asked) > 1 else SINGLE_WORD_HITS
+    found = {forms: matches.newest(expression_of(forms), limit) for forms in asked}
     return {forms: ids for forms, ids in found.items() if ids or forms in names}
+
+
+def _find_similar(
+    matches: MatchReader, asked: Mapping[Forms, str], speakers: Container[str]
+) -> dict[Forms, tuple[Forms, list[int]]]:
+    """Return the words with a similar meaning that are known, and their ids, for each word that is not a name."""
+    similar = {own: similar_to(word) for own, word in asked.items() if word not in speakers}
+    return {
+        own: (forms, ids)
+        for own, forms in similar.items()
+        if forms and (ids := matches.newest(expression_of(forms), RANKED_HITS))
+    }
 
 
 def match_reader(db: Connection, **filters: Unpack[SearchFilter]) -> MatchReader:

@@ -4,9 +4,9 @@ import heapq
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypeAlias, TypedDict, Unpack
 
 from hermes_state.search.query import IN_WORD, LETTER, Expression, Term
 from hermes_state.store.segment import CJK, folded, fts_row
@@ -18,6 +18,9 @@ RANKED_HITS = 1_000
 
 COUNTED_CHARACTERS, COUNTED_TERMS = 4_000, 8
 """Terms are counted in the first `COUNTED_CHARACTERS` of a text. Only the `COUNTED_TERMS` rarest ones are counted."""
+
+PASSAGE = 600
+"""Characters of a passage. The score of a longer text is the mean of its own score and that of its best passage."""
 
 SAID_BY_PEOPLE = f"r{MessageRole.USER}"  # scope of the messages of people
 
@@ -155,22 +158,44 @@ def scored(
     `weights` has the forms of each word and the weight of the word.
     """
     counted = heapq.nlargest(COUNTED_TERMS, weights.items(), key=lambda item: item[1])
-    finders: dict[bool, list[Callable[[str], list[str]]]] = {}
+    patterns: dict[bool, list[re.Pattern[str]]] = {}
     average = max(1.0, sum(row.characters for row in rows) / max(1, len(rows)))
     for row in rows:
-        norm = _K1 * (1 - _B + _B * row.characters / average)
         beginning = folded((row.text or "") if row.body is None else fts_row(row.text, row.body)[:COUNTED_CHARACTERS])
-        share = max(1.0, row.characters / COUNTED_CHARACTERS)
         is_paired = not beginning.isascii() and _has_pairs(beginning) is not None
-        if is_paired not in finders:  # a pattern for pairs takes twenty times as long to compile
-            finders[is_paired] = [_finder(forms, is_paired) for forms, _ in counted]
-        counts = [len(find(beginning)) * share for find in finders[is_paired]]
-        yield row, [weight * n * (_K1 + 1) / (n + norm) for (_, weight), n in zip(counted, counts, strict=True)]
+        if is_paired not in patterns:  # a pattern for pairs takes twenty times as long to compile
+            patterns[is_paired] = [_pattern(forms, IN_WORD if is_paired else LETTER) for forms, _ in counted]
+        share = max(1.0, row.characters / COUNTED_CHARACTERS)
+        counts = [len(pattern.findall(beginning)) * share for pattern in patterns[is_paired]]
+        scores = _bm25(counted, counts, row.characters / average)
+        if row.characters > PASSAGE and sum(map(bool, counts)) > 1:
+            places = [[match.start() for match in pattern.finditer(beginning)] for pattern in patterns[is_paired]]
+            best = _best_passage(counted, places, average)
+            scores = [(whole + part) / 2 for whole, part in zip(scores, best, strict=True)]
+        yield row, scores
 
 
-def _finder(forms: tuple[Term, ...], is_paired: bool) -> Callable[[str], list[str]]:
-    edge = IN_WORD if is_paired else LETTER
-    return re.compile("|".join(filter(None, (term.pattern(edge=edge) for term in forms))) or "(?!)").findall
+_Counted: TypeAlias = Sequence[tuple[tuple[Term, ...], float]]
+
+
+def _bm25(counted: _Counted, counts: Sequence[float], length: float) -> list[float]:
+    norm = _K1 * (1 - _B + _B * length)
+    return [weight * n * (_K1 + 1) / (n + norm) for (_, weight), n in zip(counted, counts, strict=True)]
+
+
+def _best_passage(counted: _Counted, places: Sequence[Sequence[int]], average: float) -> list[float]:
+    """Return the scores of the passage with the highest score. Passages overlap by half."""
+    counts = dict[int, list[int]]()
+    for number, starts in enumerate(places):
+        for start in starts:
+            half = start // (PASSAGE // 2)
+            for passage in (half - 1, half):
+                counts.setdefault(passage, [0] * len(places))[number] += 1
+    return max((_bm25(counted, some, PASSAGE / average) for _, some in sorted(counts.items())), key=sum)
+
+
+def _pattern(forms: tuple[Term, ...], edge: str) -> re.Pattern[str]:
+    return re.compile("|".join(filter(None, (term.pattern(edge=edge) for term in forms))) or "(?!)")
 
 
 def best_of(hits: Iterable[tuple[int, float]], limit: int) -> list[tuple[int, float]]:

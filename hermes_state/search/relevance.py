@@ -1,18 +1,31 @@
 """Ranking for questions: by the words in all their forms, the speaker, the date, and the neighbouring messages.
+Words with a similar meaning count less than the words of the question.
 
 An answer often has other words than the question, and is often in the next message. So good matches lend a share of
 their score to their neighbours.
 """
 
 import heapq
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from hermes_state.search.query import AllOf, AnyOf, Expression
 from hermes_state.search.ranking import RANKED_HITS, Candidate, MatchReader, best_of, scored
-from hermes_state.search.words import Dates, Forms, bare_word, content_words, dates_in, forms_of
+from hermes_state.search.words import (
+    Dates,
+    Forms,
+    asks_for_value,
+    bare_word,
+    content_words,
+    dates_in,
+    forms_of,
+    has_value,
+    says_little,
+)
 from hermes_state.store.segment import folded
+from hermes_state.values import Millis
 
 POOL = 300
 """Number of candidates whose texts are read. Those whose words have the highest weights are chosen."""
@@ -22,12 +35,21 @@ LENDERS = 60
 """Number of best candidates that lend a share of their score to their neighbours."""
 SHARES = (0.6, 0.4, 0.25)
 """Shares of a message's score for the next message on each side, the one after that, and so on."""
-LEAST = 0.3
+PAUSE, AFTER_A_PAUSE = Millis(3 * 60 * 60 * 1_000), 0.5
+"""Pause between two messages after which they share less, and factor for their shares."""
+ANSWERED = 1.5
+"""Factor for what a question shares with the messages of others after it."""
+LEAST = 0.15
 """Minimum score of a message that contains none of the words, as a share of the best score."""
-ALL_WORDS, BY_A_PERSON, BY_THE_NAMED, AT_THE_TIME = 0.25, 0.3, 0.3, 0.5
-"""Bonuses, as shares of the score: all words, a person's message, a named speaker, and a named month or year."""
+ALL_WORDS, BY_A_PERSON, BY_THE_NAMED, AT_THE_TIME, HAS_VALUE, NEWEST = 0.1, 0.6, 1.0, 0.5, 0.3, 0.15
+"""Bonuses, as shares of the score: all words, a person's message, a named speaker, a named month or year, a number or
+date if the query asks for one, and the newest candidate. Older candidates have a smaller part of the last bonus."""
+VALUE_CHARACTERS = 1_500
+"""Number of characters of a text in which a number or date is looked for."""
 NAME_WEIGHT = 0.2
 """Factor for the weight of a speaker's name in a text, because a name in a text often only addresses that person."""
+LITTLE_WEIGHT, SIMILAR_WEIGHT = 0.5, 0.6
+"""Factors for the weights of words that say little, and of words with a similar meaning."""
 
 # Purpose: load one neighbour of a message in its conversation.
 _BESIDE = """(SELECT n.id FROM messages n WHERE n.lineage_id = c.lineage_id AND n.seq > 0 AND n.role <> 'tool'
@@ -41,37 +63,54 @@ def expression_of(forms: Forms) -> Expression:
 def relevant(
     matches: MatchReader,
     words: Mapping[Forms, Sequence[int]],
+    similar: Mapping[Forms, tuple[Forms, Sequence[int]]],
     speakers: Mapping[str, Mapping[int, str]],
     typed: Sequence[str],
     limit: int,
 ) -> list[tuple[int, float]]:
     """Return the ids and scores of the messages that probably answer a query.
 
-    `words`: the content words, each with the ids of the newest messages that contain it. `speakers`: the words that
-    name people, as returned by `named_speakers`. `typed`: all words of the query.
+    `words`: the content words, each with the ids of the newest messages that contain it. `similar`: the words with a
+    similar meaning for each of them, with their ids. `speakers`: the words that name people, as returned by
+    `named_speakers`. `typed`: all words of the query.
     """
     names = {forms: [*speakers[name]] for name in speakers if (forms := forms_of(name)) in words}
-    weights = {forms: matches.weight(ids) * (NAME_WEIGHT if forms in names else 1) for forms, ids in words.items()}
+    weights = {
+        forms: matches.weight(ids) * (NAME_WEIGHT if forms in names else LITTLE_WEIGHT if says_little(forms) else 1)
+        for forms, ids in words.items()
+    }
     chances, all_words = _chances(matches, words, names, weights), 0.999 * sum(weights.values())
+    for own, (forms, ids) in similar.items():
+        weights[forms] = SIMILAR_WEIGHT * min(matches.weight(ids), weights.get(own, math.inf))
+        for row_id in ids:
+            chances[row_id] = chances.get(row_id, 0.0) + weights[forms]
     chances = {row_id: chance for row_id, chance in chances.items() if row_id >= matches.after}
     if len(chances) > POOL:
         chances = dict(heapq.nlargest(POOL, chances.items(), key=lambda hit: (hit[1], hit[0])))
     rows = {row.id: row for row in matches.load_candidates([*chances])}
     scores = {row.id: by_word for row, by_word in scored([*rows.values()], weights)}
     if len(content_words(typed)) > 1 and not matches.has_role:
-        scores = _with_neighbours(matches, scores)
-        rows |= {row.id: row for row in matches.load_candidates([row_id for row_id in scores if row_id not in rows])}
+        scores = _with_neighbours(matches, scores, rows)
     named = {name for said in speakers.values() for name in said.values()}
     dates = dates_in([word for word in typed if word not in speakers])
+    is_dated, is_about_names = bool(dates.months or dates.years), len(words) == len(names)
+    asks, oldest = asks_for_value(" ".join(typed)) is not None, min(rows, default=0)
+    age = max(1, max(rows, default=0) - oldest)
 
     def score(row: Candidate) -> float:
         chance = chances.get(row.id, 0.0)
         # A word can be in the part of the text that is not read, and the name of the speaker is not in the text at all.
-        best = max(sum(scores[row.id]), chance * (1 if len(words) == len(names) else 0.1))
+        best = max(sum(scores[row.id]), chance * (1 if is_about_names else 0.1))
         bonus = 1 + ALL_WORDS * (chance >= all_words and len(words) > 1) + BY_A_PERSON * (row.role == "user")
-        return best * bonus * (1 + BY_THE_NAMED * (row.sender_name in named)) * (1 + AT_THE_TIME * _is_at(row, dates))
+        if row.sender_name in named:
+            bonus *= 1 + BY_THE_NAMED
+        if asks and has_value((row.text or "")[:VALUE_CHARACTERS]):
+            bonus *= 1 + HAS_VALUE
+        if is_dated and _is_at(row, dates):
+            bonus *= 1 + AT_THE_TIME
+        return best * bonus * (1 + NEWEST * (row.id - oldest) / age)
 
-    ranked = best_of(((row.id, score(row)) for row in rows.values()), limit)
+    ranked = best_of(((row_id, score(rows[row_id])) for row_id in scores), limit)
     least = LEAST * max((score for _, score in ranked), default=0.0)
     return [(row_id, score) for row_id, score in ranked if row_id in chances or score >= least]
 
@@ -120,8 +159,6 @@ def named_speakers(matches: MatchReader, typed: Sequence[str]) -> dict[str, dict
 
 
 def _is_at(row: Candidate, dates: Dates) -> bool:
-    if not (dates.months or dates.years):
-        return False
     try:
         said = datetime.fromtimestamp(row.created_at / 1_000, UTC)
     except (OverflowError, OSError, ValueError):  # imported messages can have impossible times
@@ -129,16 +166,32 @@ def _is_at(row: Candidate, dates: Dates) -> bool:
     return said.month in (dates.months or {said.month}) and said.year in (dates.years or {said.year})
 
 
-def _with_neighbours(matches: MatchReader, scores: Mapping[int, list[float]]) -> dict[int, list[float]]:
-    """Return the scores of messages and their neighbours. Each word's score is the message's own or the best share."""
+def _with_neighbours(
+    matches: MatchReader, scores: Mapping[int, list[float]], rows: dict[int, Candidate]
+) -> dict[int, list[float]]:
+    """Return the scores of messages and their neighbours. Each word's score is the message's own or the best share.
+
+    Adds the neighbours to `rows`.
+    """
     total = {row_id: [*by_word] for row_id, by_word in scores.items()}
     lenders = heapq.nlargest(LENDERS, scores, key=lambda row_id: (sum(scores[row_id]), row_id))
-    for row_id, beside in neighbours(matches, lenders, len(SHARES)):
-        for share, other in zip((*SHARES, *SHARES), beside, strict=True):
-            if other is not None:
-                lent = [share * score for score in scores[row_id]]
+    beside = dict(neighbours(matches, lenders, len(SHARES)))
+    missing = {other for others in beside.values() for other in others if other is not None} - rows.keys()
+    rows |= {row.id: row for row in matches.load_candidates(sorted(missing))}
+    for row_id, others in beside.items():
+        for share, other in zip((*SHARES, *SHARES), others, strict=True):
+            if other in rows:
+                factor = share * _closeness(rows[row_id], rows[other])
+                lent = [factor * score for score in scores[row_id]]
                 total[other] = [*map(max, total.get(other, lent), lent)]
     return total
+
+
+def _closeness(row: Candidate, other: Candidate) -> float:
+    """Return a factor for the share that a message lends to another one."""
+    factor = AFTER_A_PAUSE if abs(row.created_at - other.created_at) > PAUSE else 1.0
+    is_answer = other.id > row.id and other.sender_name != row.sender_name and (row.text or "").rstrip().endswith("?")
+    return factor * (ANSWERED if is_answer else 1)
 
 
 def neighbours(matches: MatchReader, ids: Sequence[int], reach: int) -> Iterator[tuple[int, list[int | None]]]:

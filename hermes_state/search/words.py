@@ -5,9 +5,10 @@ Forms are searched as prefixes or as lists of words, so the index needs only the
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,6 +32,11 @@ _MONTHS = {
     for name in names.split()
 }
 _AMBIGUOUS = frozenset(_WORDS["dates"]["ambiguous"].split())
+_ASKED, _GIVEN = ("|".join(_WORDS["values"][name].splitlines()) for name in ("asked", "given"))
+asks_for_value = re.compile(rf"\b(?:{_ASKED})\b", re.IGNORECASE).search
+"""Search a query for words that ask for a number or a date."""
+has_value = re.compile(rf"\d|\b(?:{_GIVEN}|{'|'.join(_MONTHS)})\b", re.IGNORECASE).search
+"""Search a text for a number or a date."""
 _TAILS = frozenset(("s", "t", "m", "re", "ve", "ll", "d"))  # after an apostrophe, as in `Ada's`
 _ELISIONS = frozenset(("l", "d", "j", "m", "t", "s", "n", "c", "qu"))  # before one, as in `l'eau`
 
@@ -76,6 +82,35 @@ def forms_of(word: str) -> Forms:
         return (Term(stem, is_prefix=True),)
     other = bare[:-1] if bare.endswith("s") and len(bare) > 3 else f"{bare}s"
     return Term(bare, is_prefix=False), Term(other, is_prefix=False)
+
+
+def says_little(forms: Forms) -> bool:
+    return frozenset(forms) in _frequent()
+
+
+@cache
+def _frequent() -> frozenset[frozenset[Term]]:
+    return frozenset(frozenset(forms_of(word)) for word in _WORDS["meanings"]["frequent"].split())
+
+
+def similar_to(word: str) -> Forms:
+    """Return the forms of the words with a similar meaning, in English.
+
+    >>> [term.text for term in similar_to("couches")], similar_to("sofa*")
+    (['sofa', 'sofas'], ())
+    """
+    own = frozenset(forms_of(word))
+    return tuple(dict.fromkeys(term for term in _similar().get(own, ()) if term not in own))
+
+
+@cache
+def _similar() -> Mapping[frozenset[Term], Sequence[Term]]:
+    found: dict[frozenset[Term], list[Term]] = {}
+    for line in _WORDS["meanings"]["similar"].strip().splitlines():
+        broad, _, narrow = line.rpartition(":")
+        for word in (broad or narrow).split():
+            found.setdefault(frozenset(forms_of(word)), []).extend(chain(*map(forms_of, narrow.split())))
+    return found
 
 
 def _stem(word: str) -> str | None:

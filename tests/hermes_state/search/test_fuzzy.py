@@ -43,7 +43,7 @@ def asked(
         ("staging database", 0, ()),
         ("which socket has the staging database", 0, ("staging", "database")),
         ("host of the production database", 1, ()),
-        ("production repository", 1, ()),
+        ("production repository", 3, ()),
         ("5433 gateway", 0, ()),
         ("where is the gateway configured", 3, ()),
         ("备份 时间", 4, ("备份",)),

@@ -80,6 +80,73 @@ def test_the_answer_in_the_next_message_is_found_and_shown(group: tuple[Connecti
     assert [hit.text for hit in alone] == [SAID[0][2]], "a single word finds only messages with this word"
 
 
+CHAT = [
+    ("10:00", "Ada", "my mum needs a tablet for her heart every morning"),
+    ("10:01", "Bob", "does your heart surgeon play golf?"),
+    ("12:00", "Ada", "the boat at the very end of the long pier is blue"),
+    ("12:01", "Bob", "so kind"),
+    ("14:00", "Ada", "the rug was 420 euros"),
+    ("14:01", "Bob", "the rug is lovely"),
+    ("16:00", "Bob", f"{'The wind was in the west. ' * 60}The barn burns. {'The wind was in the west. ' * 60}"),
+    ("16:01", "Bob", f"The barn is old. {'The wind was in the west. ' * 120}She burns."),
+    ("18:00", "Ada", "the concert is on 3 May"),
+    ("18:01", "Ada", "the concert will now be on 9 May"),
+    ("20:00", "Bob", "is the harbour full?"),
+    ("20:01", "Ada", "empty"),
+    ("20:02", "Ada", "and cold"),
+    ("20:03", "Bob", "I think so"),
+    ("20:04", "Bob", "the harbour is full"),
+    ("20:05", "Ada", "really"),
+]
+
+
+@pytest.fixture(scope="module")
+def chat() -> Iterator[tuple[Connection, Session]]:
+    with migrated() as db:
+        session = start(db, "group")
+        for clock, name, text in CHAT:
+            at = Millis(int(datetime.fromisoformat(f"2026-03-02T{clock}").replace(tzinfo=UTC).timestamp() * 1_000))
+            row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text, sender_name=name)
+            append(db, session.id, row, at)
+        yield db, session
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        pytest.param("which medicine does the mother take", 0, id="words of similar meaning"),
+        pytest.param("does the surgeon golf", 1, id="words of the query"),
+        pytest.param("what kind of boat", 2, id="a word that says little"),
+        pytest.param("how much did they spend for that rug", 4, id="a question about a number"),
+        pytest.param("a barn that burns", 6, id="words near each other in a long text"),
+        pytest.param("when is the concert, please", 9, id="the newer of two alike"),
+    ],
+)
+def test_a_question_in_other_words_finds_its_answer_first(
+    chat: tuple[Connection, Session], query: str, first: int
+) -> None:
+    db, session = chat
+    assert search(db, query, lineage_id=session.lineage_id)[0].text == CHAT[first][2]
+
+
+def test_a_question_lends_more_to_its_answer_than_a_statement_to_the_next_message(
+    chat: tuple[Connection, Session],
+) -> None:
+    db, session = chat
+    found = [hit.text for hit in search(db, "the full harbour", lineage_id=session.lineage_id)]
+    assert found.index("empty") < found.index("really")
+
+
+def test_a_message_lends_less_after_a_pause() -> None:
+    with migrated() as db:
+        session = start(db, "pause")
+        for hour, text in ((0, "the full harbour"), (0, "soon"), (20, "a full harbour"), (40, "late")):
+            row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text, sender_name="Ada")
+            append(db, session.id, row, Millis(3_600_000 * hour))
+        found = [hit.text for hit in search(db, "full harbour", lineage_id=session.lineage_id)]
+        assert found.index("soon") < found.index("late")
+
+
 BAD = ["OR", "Not", "the of and", "🎉🎉 😀", "May", "x" * 10_000, "who " * 2_500, '"' * 99, "a\0b c", "\ud800 what now"]
 
 
