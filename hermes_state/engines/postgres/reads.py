@@ -9,7 +9,8 @@ docs/decisions/0024.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from greenlet import getcurrent, greenlet
 
 from hermes_state.aio import track
 from hermes_state.engines.postgres.connection import PostgresConnection, ends_session
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, Cursor
 from hermes_state.store.writer import READ_SECONDS
 
 T = TypeVar("T")
@@ -36,9 +37,39 @@ def milliseconds(seconds: float) -> int:
 
 
 def read(db: PostgresConnection, seconds: float, call: Callable[[Connection], T]) -> T:
-    """Run `call` on one snapshot, with at most `seconds` for each statement."""
+    """Run `call` on one snapshot. No statement starts after `seconds`, or takes longer."""
     with _snapshot(db, seconds):
-        return call(db)
+        return call(_Limited(db, seconds))
+
+
+class _Limited:
+    """Connection for a function whose statements together have a time limit."""
+
+    def __init__(self, db: PostgresConnection, seconds: float) -> None:
+        self._db, self._limit, self._ends_at = db, seconds, time.monotonic() + seconds
+        self.raw = db.raw
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._db.in_transaction
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Cursor:
+        left = self._ends_at - time.monotonic()
+        if left <= 0:
+            raise psycopg.errors.QueryCanceled("the statements took too long")
+        if left < self._limit / 2:  # so that a few statements are enough to change the limit
+            self._limit = left
+            _set_limit(self._db, left)
+        return self._db.execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> None:
+        for one in parameters:
+            self.execute(sql, one)
+
+
+def _set_limit(db: Connection, seconds: float) -> None:
+    """Set the time limit for each of the next statements of this transaction."""
+    db.execute("SELECT set_config('statement_timeout', ?, true)", (str(milliseconds(seconds)),))
 
 
 @contextmanager
@@ -47,7 +78,7 @@ def _snapshot(db: PostgresConnection, seconds: float) -> Iterator[None]:
     try:
         db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         if seconds != READ_SECONDS:
-            db.execute("SELECT set_config('statement_timeout', ?, true)", (str(milliseconds(seconds)),))
+            _set_limit(db, seconds)
         yield
         db.sync()
     finally:

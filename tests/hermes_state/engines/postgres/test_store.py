@@ -1,10 +1,12 @@
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
 
+from hermes_state.engines.postgres.nodes import is_one_session
 from hermes_state.engines.postgres.offline import open_target
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import LockUnavailable, StoreUnavailable
@@ -173,11 +175,40 @@ async def test_each_read_has_its_own_time_limit(store: PostgresStore) -> None:
 
     with pytest.raises(StoreUnavailable, match="statement timeout"):
         await store.read_within(0.05, lambda db: db.execute("SELECT pg_sleep(20)").fetchall())
-    bounds = [await store.read_within(seconds, limit) for seconds in (READ_SECONDS, 0.25, READ_SECONDS, 0.0)]
-    assert bounds == ["5s", "250ms", "5s", "1ms"]
+    bounds = [await store.read_within(seconds, limit) for seconds in (READ_SECONDS, 0.25, READ_SECONDS)]
+    assert bounds == ["5s", "250ms", "5s"]
+    assert await store.read(is_one_session)
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         await store.read(save_note, "n", "")
     assert await store.read(count_notes) == 0
+
+
+async def test_short_statements_together_have_a_time_limit(store: PostgresStore) -> None:
+    done: list[float] = []
+
+    def slow(db: Connection) -> None:
+        for _ in range(100):
+            db.execute("SELECT pg_sleep(?)", (0.05,)).fetchone()
+            done.append(time.monotonic())
+
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        await store.read_within(0.4, slow)
+    assert done
+    assert done[-1] - began < 0.8
+
+
+async def test_a_late_statement_has_less_time(store: PostgresStore) -> None:
+    def limits(db: Connection) -> list[str]:
+        found = []
+        for seconds in (0.0, 0.3):
+            db.execute("SELECT pg_sleep(?)", (seconds,)).fetchone()
+            found.append(scalar(db, str, "SELECT current_setting('statement_timeout')"))
+        return found
+
+    first, later = await store.read_within(0.5, limits)
+    assert first == "500ms"
+    assert 0 < int(later.removesuffix("ms")) <= 200
 
 
 async def test_a_connection_of_a_cancelled_caller_is_still_busy(postgres_url: str) -> None:
