@@ -33,15 +33,17 @@ SPOKEN = 300
 """Number of newest messages of people whose senders are compared with the names in a query."""
 LENDERS = 60
 """Number of best candidates that lend a share of their score to their neighbours."""
-SHARES = (0.6, 0.4, 0.25)
+SHARES = (0.6, 0.4, 0.3, 0.2)
 """Shares of a message's score for the next message on each side, the one after that, and so on."""
 PAUSE, AFTER_A_PAUSE = Millis(3 * 60 * 60 * 1_000), 0.5
 """Pause between two messages after which they share less, and factor for their shares."""
+LONG_CHARACTERS, AROUND_A_LONG_ONE = 300, 0.7
+"""Length of messages that say enough alone, and factor for shares from and to them."""
 ANSWERED = 1.5
 """Factor for what a question shares with the messages of others after it."""
 LEAST = 0.15
 """Minimum score of a message that contains none of the words, as a share of the best score."""
-ALL_WORDS, BY_A_PERSON, BY_THE_NAMED, AT_THE_TIME, HAS_VALUE, NEWEST = 0.1, 0.6, 1.0, 0.5, 0.3, 0.15
+ALL_WORDS, BY_A_PERSON, BY_THE_NAMED, AT_THE_TIME, HAS_VALUE, NEWEST = 0.1, 0.6, 1.0, 0.5, 0.3, 0.25
 """Bonuses, as shares of the score: all words, a person's message, a named speaker, a named month or year, a number or
 date if the query asks for one, and the newest candidate. Older candidates have a smaller part of the last bonus."""
 VALUE_CHARACTERS = 1_500
@@ -190,6 +192,7 @@ def _with_neighbours(
 def _closeness(row: Candidate, other: Candidate) -> float:
     """Return a factor for the share that a message lends to another one."""
     factor = AFTER_A_PAUSE if abs(row.created_at - other.created_at) > PAUSE else 1.0
+    factor *= AROUND_A_LONG_ONE if max(row.characters, other.characters) > LONG_CHARACTERS else 1
     is_answer = other.id > row.id and other.sender_name != row.sender_name and (row.text or "").rstrip().endswith("?")
     return factor * (ANSWERED if is_answer else 1)
 

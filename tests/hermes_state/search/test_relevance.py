@@ -137,14 +137,15 @@ def test_a_question_lends_more_to_its_answer_than_a_statement_to_the_next_messag
     assert found.index("empty") < found.index("really")
 
 
-def test_a_message_lends_less_after_a_pause() -> None:
+@pytest.mark.parametrize(("hours", "last"), [(20, "late"), (0, "late " * 80)], ids=["after a pause", "to a long one"])
+def test_a_message_lends_less(hours: int, last: str) -> None:
     with migrated() as db:
         session = start(db, "pause")
-        for hour, text in ((0, "the full harbour"), (0, "soon"), (20, "a full harbour"), (40, "late")):
+        for hour, text in ((0, "the full harbour"), (0, "soon"), (20, "a full harbour"), (20 + hours, last)):
             row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text, sender_name="Ada")
             append(db, session.id, row, Millis(3_600_000 * hour))
         found = [hit.text for hit in search(db, "full harbour", lineage_id=session.lineage_id)]
-        assert found.index("soon") < found.index("late")
+        assert found.index("soon") < found.index(last)
 
 
 BAD = ["OR", "Not", "the of and", "🎉🎉 😀", "May", "x" * 10_000, "who " * 2_500, '"' * 99, "a\0b c", "\ud800 what now"]
