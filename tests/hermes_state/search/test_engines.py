@@ -145,7 +145,7 @@ def test_engines_rank_the_same_hits_in_the_same_order(postgres: Postgres, monkey
             fill(db, random.Random(5))
             db.execute("COMMIT")
         for number in range(QUERIES):
-            words = [chosen.choice([*WORDS, HAN[:2], HAN, "dors", "doors"]) for _ in range(1 + number % 4)]
+            words = [chosen.choice([*WORDS, HAN[:2], HAN, "dors", "doors", "colour"]) for _ in range(1 + number % 4)]
             query, narrow = asked(chosen) if number % 5 == 0 else " ".join(words), chosen.choice(narrowings)
             ours, theirs = [
                 [(hit.message_id, hit.score, hit.snippet) for hit in search(db, query, **narrow)]

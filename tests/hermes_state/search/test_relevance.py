@@ -25,6 +25,8 @@ SAID = [
     ("2026-06-01", "Bob", "the title of the film is The Quiet Harbour"),
     ("2026-07-01", "Bob", "the meeting is moved to Thursday"),
     ("2026-07-02", "Ada", "nothing new from me"),
+    ("2026-07-03", "Not", "I sing in a choir"),
+    ("2026-07-03", "Or", "so do I"),
 ]
 
 
@@ -60,7 +62,7 @@ def test_a_question_finds_its_answer_first(group: tuple[Connection, Session], qu
     assert search(db, query, lineage_id=session.lineage_id)[0].text == SAID[first][2]
 
 
-@pytest.mark.parametrize(("name", "count"), [("Ada", 3), ("ada", 3), ("Will", 2), ("April", 1)])
+@pytest.mark.parametrize(("name", "count"), [("Ada", 3), ("ada", 3), ("Will", 2), ("April", 1), ("Not", 1), ("Or", 1)])
 def test_a_name_finds_what_its_owner_said(group: tuple[Connection, Session], name: str, count: int) -> None:
     db, session = group
     for filters in ({"lineage_id": session.lineage_id}, {"chat_id": session.chat_id}, {}):
