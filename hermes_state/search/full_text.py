@@ -16,7 +16,16 @@ import msgspec
 
 from hermes_state.search.fts5 import Fts5Matches
 from hermes_state.search.fuzzy import near_words
-from hermes_state.search.query import LETTER, QUESTION_WORDS, Expression, Query, Term, one_line, parse_query
+from hermes_state.search.query import (
+    LETTER,
+    QUESTION_WORDS,
+    Expression,
+    Query,
+    Term,
+    any_pattern,
+    one_line,
+    parse_query,
+)
 from hermes_state.search.ranking import RANKED_HITS, MatchReader, SearchFilter, best_of
 from hermes_state.search.relevance import expression_of, named_speakers, neighbours, relevant
 from hermes_state.search.tsquery import TsMatches
@@ -40,7 +49,7 @@ from hermes_state.values import (
 )
 
 SNIPPET_CHARACTERS = 200
-SHOWN_TERMS = 16
+SHOWN_TERMS = 48
 """Maximum number of terms that a snippet shows."""
 SINGLE_WORD_HITS = 200
 """Number of newest matches that are ranked if the query is a single word."""
@@ -232,8 +241,8 @@ def marked(snippet: str, query: str) -> list[tuple[str, bool]]:
 @lru_cache(maxsize=64)  # one entry per search, reused for its hits
 def _pattern(wanted: tuple[Term, ...], edge: str) -> re.Pattern[str] | None:
     """Return a pattern that finds the first four words of any wanted term in folded text."""
-    patterns = [pattern for term in wanted if (pattern := term.pattern(4, edge))]
-    return re.compile("|".join(patterns)) if patterns else None
+    pattern = any_pattern(wanted, 4, edge)
+    return re.compile(pattern) if pattern else None
 
 
 def _snippet(text: str, wanted: Sequence[Term]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias, TypedDict, Unpack
 
-from hermes_state.search.query import IN_WORD, LETTER, Expression, Term
+from hermes_state.search.query import IN_WORD, LETTER, Expression, Term, any_pattern
 from hermes_state.store.segment import CJK, folded, fts_row
 from hermes_state.store.sql import Connection, scalar, scalar_or_none
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
@@ -164,7 +164,8 @@ def scored(
         beginning = folded((row.text or "") if row.body is None else fts_row(row.text, row.body)[:COUNTED_CHARACTERS])
         is_paired = not beginning.isascii() and _has_pairs(beginning) is not None
         if is_paired not in patterns:  # a pattern for pairs takes twenty times as long to compile
-            patterns[is_paired] = [_pattern(forms, IN_WORD if is_paired else LETTER) for forms, _ in counted]
+            edge = IN_WORD if is_paired else LETTER
+            patterns[is_paired] = [re.compile(any_pattern(forms, edge=edge) or "(?!)") for forms, _ in counted]
         share = max(1.0, row.characters / COUNTED_CHARACTERS)
         counts = [len(pattern.findall(beginning)) * share for pattern in patterns[is_paired]]
         scores = _bm25(counted, counts, row.characters / average)
@@ -192,10 +193,6 @@ def _best_passage(counted: _Counted, places: Sequence[Sequence[int]], average: f
             for passage in (half - 1, half):
                 counts.setdefault(passage, [0] * len(places))[number] += 1
     return max((_bm25(counted, some, PASSAGE / average) for _, some in sorted(counts.items())), key=sum)
-
-
-def _pattern(forms: tuple[Term, ...], edge: str) -> re.Pattern[str]:
-    return re.compile("|".join(filter(None, (term.pattern(edge=edge) for term in forms))) or "(?!)")
 
 
 def best_of(hits: Iterable[tuple[int, float]], limit: int) -> list[tuple[int, float]]:

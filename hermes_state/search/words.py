@@ -5,7 +5,7 @@ Forms are searched as prefixes or as lists of words, so the index needs only the
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
@@ -71,7 +71,7 @@ def forms_of(word: str) -> Forms:
     """Return the forms in which a word can occur.
 
     >>> [term.text for term in forms_of("Dogs")], [term.text for term in forms_of("ate")], forms_of("allergies")
-    (['dogs', 'dog'], ['eat', 'ate', 'eaten'], (Term(text='allerg', is_prefix=True),))
+    (['dogs', 'dog', 'dogged', 'dogging'], ['eat', 'ate', 'eaten'], (Term(text='allerg', is_prefix=True),))
     """
     bare = bare_word(word)
     if word.endswith("*") or not re.fullmatch("[a-z\u0430-\u044f]+", bare):
@@ -80,8 +80,29 @@ def forms_of(word: str) -> Forms:
         return tuple(Term(one, is_prefix=False) for one in group)
     if (stem := _stem(bare)) is not None:
         return (Term(stem, is_prefix=True),)
-    other = bare[:-1] if bare.endswith("s") and len(bare) > 3 else f"{bare}s"
-    return Term(bare, is_prefix=False), Term(other, is_prefix=False)
+    forms = dict.fromkeys((bare, *(_short_forms(bare) if bare.isascii() else ())))
+    return tuple(Term(form, is_prefix=False) for form in forms)
+
+
+def _short_forms(word: str) -> Iterator[str]:
+    """Yield the forms of an English word that is too short for a stem.
+
+    >>> [*_short_forms("move")], [*_short_forms("plans")]
+    (['move', 'moves', 'moved', 'moving'], ['plan', 'plans', 'planned', 'planning'])
+    """
+    root = re.sub("(?:ing|ed)$", "", word)
+    if len(root) < len(word) and len(root) > 2:  # `moving` can be a form of `mov` or `move`
+        root = root[:-1] if len(root) > 3 and root[-1] == root[-2] else root
+        bases = [root, f"{root}e"]
+    else:
+        bases = [word[:-1] if word.endswith("s") and len(word) > 3 else word]
+    for base in bases:
+        yield from (base, f"{base}s")
+        if base.endswith("e"):
+            yield from (f"{base}d", f"{base[:-1]}ing")
+        elif len(base) > 2:
+            verb = base + base[-1] * bool(re.search("[^aeiou][aeiou][bdgmnprt]$", base))
+            yield from (f"{verb}ed", f"{verb}ing")
 
 
 def says_little(forms: Forms) -> bool:
@@ -97,7 +118,7 @@ def similar_to(word: str) -> Forms:
     """Return the forms of the words with a similar meaning, in English.
 
     >>> [term.text for term in similar_to("couches")], similar_to("sofa*")
-    (['sofa', 'sofas'], ())
+    (['sofa', 'sofas', 'sofaed', 'sofaing'], ())
     """
     own = frozenset(forms_of(word))
     return tuple(dict.fromkeys(term for term in _similar().get(own, ()) if term not in own))

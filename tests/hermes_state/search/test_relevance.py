@@ -54,6 +54,7 @@ def group() -> Iterator[tuple[Connection, Session]]:
         ('which film did Bob talk about, was it "The Quiet Harbour"?', 7),
         ('did anybody ever mention the movie "Quiet Title" or its film title', 7),
         ("the meeting is moved to Thursday", 8),
+        ("move", 8),
         ("Wer war allergisch gegen Walnuts?", 0),
     ],
 )
