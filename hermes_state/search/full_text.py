@@ -51,7 +51,7 @@ from hermes_state.values import (
 SNIPPET_CHARACTERS = 200
 SHOWN_TERMS = 48
 """Maximum number of terms that a snippet shows."""
-SINGLE_WORD_HITS = 200
+SINGLE_WORD_HITS = 120
 """Number of newest matches that are ranked if the query is a single word."""
 MAX_WORDS = 16
 """Maximum number of a question's words that are searched."""
