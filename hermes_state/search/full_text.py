@@ -137,7 +137,12 @@ def _find_similar(
     matches: MatchReader, asked: Mapping[Forms, str], speakers: Container[str]
 ) -> dict[Forms, tuple[Forms, list[int]]]:
     """Return the words with a similar meaning that are known, and their ids, for each word that is not a name."""
-    similar = {own: similar_to(word) for own, word in asked.items() if word not in speakers}
+    typed = {*chain(*asked)}
+    similar = {
+        own: tuple(term for term in similar_to(word) if term not in typed)
+        for own, word in asked.items()
+        if word not in speakers
+    }
     return {
         own: (forms, ids)
         for own, forms in similar.items()

@@ -95,7 +95,7 @@ def relevant(
         scores = _with_neighbours(matches, scores, rows)
     named = {name for said in speakers.values() for name in said.values()}
     dates = dates_in([word for word in typed if word not in speakers])
-    is_dated, is_about_names = bool(dates.months or dates.years), len(words) == len(names)
+    is_dated, is_about_names = bool(dates.months or dates.years), 0 < len(words) == len(names)
     asks, oldest = asks_for_value(" ".join(typed)) is not None, min(rows, default=0)
     age = max(1, max(rows, default=0) - oldest)
 

@@ -119,6 +119,7 @@ def chat() -> Iterator[tuple[Connection, Session]]:
     [
         pytest.param("which medicine does the mother take", 0, id="words of similar meaning"),
         pytest.param("does the surgeon golf", 1, id="words of the query"),
+        pytest.param("doctor physician surgeon", 1, id="similar words that are both in the query"),
         pytest.param("what kind of boat", 2, id="a word that says little"),
         pytest.param("how much did they spend for that rug", 4, id="a question about a number"),
         pytest.param("a barn that burns", 6, id="words near each other in a long text"),
