@@ -75,7 +75,7 @@ async def spoiled(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 async def found(store: Store) -> int:
-    return len(await store.read(search, "door", limit=200))
+    return len(await store.read(search, "door", limit=200, order="newest"))
 
 
 async def test_a_damaged_index_is_found_and_rebuilt(spoiled: Store) -> None:
