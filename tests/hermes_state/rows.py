@@ -6,6 +6,7 @@ import random
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,18 @@ def migrated() -> Iterator[Connection]:
         return
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         register_functions(db)
-        migrate(db, Path("memory.db"))
+        db.deserialize(_migrated())
         db.execute("PRAGMA foreign_keys = ON")
         yield db
+
+
+@cache
+def _migrated() -> bytes:
+    """Return a copy of a migrated database, because the migrations take longer than most tests."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        register_functions(db)
+        migrate(db, Path("memory.db"))
+        return db.serialize()
 
 
 @contextlib.contextmanager
