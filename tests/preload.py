@@ -32,7 +32,9 @@ def load() -> None:
         importlib.import_module(name)
     from agent.model.catalog import known_model, price_of
     from hermes_state.connector import ssl_context
+    from hermes_state.redaction import redact
 
+    redact("a password or api_key=token")  # compiles the patterns
     ssl_context()
     known_model("lab-128k")
     price_of("lab-128k", {})

@@ -62,11 +62,16 @@ _RANDOM = re.compile(r"(?=\D{0,80}\d)(?=[^A-Za-z]{0,80}[A-Za-z])[\w+/=.~-]{16,}"
 
 
 @cache
-def _ends() -> tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...]:
-    """Return the words that can end a secret's name, each with its pattern and the words that can precede it."""
+def _ends() -> dict[str, tuple[str, ...]]:
+    """Return the words that can end a secret's name, each with the words that can precede it."""
     names = stored()["names"]
-    fronts = dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
-    return tuple((word, re.compile(word + _GIVEN), front) for word, front in fronts.items())
+    return dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
+
+
+@cache
+def _given(word: str) -> re.Pattern[str]:
+    """Return the pattern for a name's last word. Compiling all of them at each start would take 17 ms."""
+    return re.compile(word + _GIVEN)
 
 
 @cache
@@ -84,7 +89,7 @@ def listed(key: str) -> frozenset[str]:
 def is_secret_name(name: str) -> bool:
     """Return True if a field with this name holds a secret (`api_key`, `telegram_token`, but not `max_tokens`)."""
     lower = name.lower()
-    return any(lower.endswith(word) and _is_front(lower[: -len(word)], fronts) for word, _, fronts in _ends())
+    return any(lower.endswith(word) and _is_front(lower[: -len(word)], fronts) for word, fronts in _ends().items())
 
 
 def is_reference(value: str) -> bool:
@@ -111,9 +116,11 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
     for word, scheme in _SCHEMES:
         if word in words:
             yield from (match.span(1) for match in scheme.finditer(lower))
-    ends = [(*match.span(), *end) for end in _ends() if end[0] in words for match in end[1].finditer(lower)]
+    ends = [
+        (*match.span(), *end) for end in _ends().items() if end[0] in words for match in _given(end[0]).finditer(lower)
+    ]
     looked = 0
-    for start, end, word, _, fronts in sorted(ends, key=lambda found: found[0]):
+    for start, end, word, fronts in sorted(ends, key=lambda found: found[0]):
         if start < looked:  # inside the previous name or value
             continue
         looked = end
