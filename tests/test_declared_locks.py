@@ -9,8 +9,6 @@ from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Any, get_args, get_type_hints
 
-import pytest
-
 from hermes_state.store.locks import declaration_of
 from hermes_state.values import ChatId, ChatKey, Cursor, InboxId, LineageId, OutboxId, SessionId, TurnId
 
@@ -25,8 +23,8 @@ IDS: dict[str, set[Any]] = {
 }
 
 
-def _written() -> Iterator[Any]:
-    """Every first argument of a `store.write`, with the module that it stands in."""
+def _written() -> Iterator[tuple[str, ast.expr]]:
+    """Yield the first argument of every `store.write`, with the name of its module."""
     for package in ("agent", "gateway", "hermes_state", "platforms"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -39,10 +37,7 @@ def _written() -> Iterator[Any]:
                         ),
                         args=[first, *_],
                     ):
-                        yield pytest.param(name, first, id=f"{name}:{node.lineno}")
-
-
-WRITTEN = list(_written())
+                        yield name, first
 
 
 def _function(module: ModuleType, node: ast.expr) -> Any:  # whatever stands there
@@ -80,19 +75,20 @@ def _kinds(hint: Any, attributes: tuple[str, ...]) -> set[Any]:
     return _kinds(hints.get("") or hints[attributes[0]], attributes[1:])
 
 
-def test_there_are_functions_to_look_at() -> None:
-    assert len(WRITTEN) > 80
-
-
-@pytest.mark.parametrize(("name", "node"), WRITTEN)
-def test_what_is_handed_to_the_store_declares_its_locks(name: str, node: ast.expr) -> None:
+def _fault(name: str, node: ast.expr) -> str | None:
+    """Return what is wrong with the declaration of a function that the module `name` hands to the store."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "locks(EVERYTHING)":
-        return
-    module = import_module(name)
-    fn = _function(module, node)
+        return None
+    fn = _function(import_module(name), node)
     declared = declaration_of(fn)
-    assert declared is not None, f"{fn.__qualname__} does not say what it locks"
+    if declared is None or not (declared.parameters or declared.names):
+        return f"{fn.__qualname__} does not say what it locks"
     hints = get_type_hints(fn)
-    for parameter in declared.parameters:
-        assert _kinds(hints[parameter.name], parameter.attributes) <= IDS[parameter.kind]
-    assert declared.parameters or declared.names
+    wrong = [one for one in declared.parameters if not _kinds(hints[one.name], one.attributes) <= IDS[one.kind]]
+    return f"{fn.__qualname__} declares {wrong}" if wrong else None
+
+
+def test_what_is_handed_to_the_store_declares_its_locks() -> None:
+    written = list(_written())
+    assert len(written) > 80
+    assert [fault for name, node in written if (fault := _fault(name, node))] == []

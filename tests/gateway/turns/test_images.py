@@ -143,19 +143,19 @@ async def test_a_large_image_is_scaled_on_arrival_and_its_original_kept(gateway:
 
 
 @pytest.mark.parametrize(
-    ("data", "sentence"),
+    ("make", "sentence"),
     [
-        (b"MZ" + b"\0" * 99, "as an image. Please send it as PNG, JPEG, GIF or WebP."),
-        (b"\0\0\0\x20ftypheic" + b"\0" * 99, "Please send it as PNG, JPEG, GIF or WebP."),
-        (picture(kind="JPEG")[:-100], "Please send it as PNG, JPEG, GIF or WebP."),
-        (saved(Image.new("1", (20_000, 20_000))), "has too many pixels for me"),
+        (lambda: b"MZ" + b"\0" * 99, "as an image. Please send it as PNG, JPEG, GIF or WebP."),
+        (lambda: b"\0\0\0\x20ftypheic" + b"\0" * 99, "Please send it as PNG, JPEG, GIF or WebP."),
+        (lambda: picture(kind="JPEG")[:-100], "Please send it as PNG, JPEG, GIF or WebP."),
+        (lambda: saved(Image.new("1", (20_000, 20_000))), "has too many pixels for me"),
     ],
     ids=["no image", "heic", "cut", "bomb"],
 )
 async def test_an_unreadable_image_is_refused_at_once(
-    gateway: TestGateway, tmp_path: Path, data: bytes, sentence: str
+    gateway: TestGateway, tmp_path: Path, make: Callable[[], bytes], sentence: str
 ) -> None:
-    await send(gateway, text="", pic=data)
+    await send(gateway, text="", pic=make())
     [said] = gateway.adapter.texts()
     assert "“pic”" in said
     assert sentence in said
