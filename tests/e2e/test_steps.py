@@ -89,7 +89,7 @@ async def test_a_chat_that_wants_no_line_gets_none(world: World) -> None:
 
 
 async def test_stop_belongs_to_the_starter_works_after_a_restart_and_spares_later_turns(world: World) -> None:
-    await world.gateway.start()
+    await world.gateway.start(HERMES_LIFECYCLE__DRAIN_SECONDS="1")
     await hold(world, SEARCH)
     await say(world, "look it up")
     old = await line_in_group(world, "searched this chat")
