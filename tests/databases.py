@@ -46,7 +46,7 @@ async def open_store(path: Path) -> Store:
         if path not in _addresses:
             _addresses[path] = await asyncio.to_thread(_databases.enter_context, fresh_address())
         return await PostgresStore.open(_addresses[path])
-    await asyncio.to_thread(_ensure_database, path)
+    await asyncio.to_thread(ensure_database, path)
     return await SqliteStore.open(path, synchronous="NORMAL")
 
 
@@ -88,7 +88,8 @@ def _running() -> Postgres:
     return _server.enter_context(running_server(folder))  # runs until this process ends
 
 
-def _ensure_database(path: Path) -> None:
+def ensure_database(path: Path) -> None:
+    """Create an empty SQLite database with the newest schema at `path`, if there is none."""
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_bytes(_empty_database())

@@ -22,7 +22,7 @@ from gateway.daemon.process import lock_folder, token_locks
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.store.sql import Connection
-from tests.databases import IS_POSTGRES, fresh_address
+from tests.databases import IS_POSTGRES, ensure_database, fresh_address
 from tests.e2e.protocols import ANTHROPIC, ModelProtocol
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Control, Server
@@ -98,12 +98,19 @@ class Gateway:
         self.environ.update(changes)
         self.started_from = len(self.log_bytes())
         if callable(self.program):
+            await asyncio.to_thread(self._prepare_database)
             self.process = ForkedProcess(self.program, self.environ, self._log)
             return
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, *self.program), env=self.environ, cwd=ROOT, stdout=log, stderr=log
             )
+
+    def _prepare_database(self) -> None:
+        """Create a migrated database before the first process starts in a new home, because migrating takes longer."""
+        home = Path(self.environ.get("HERMES_HOME", "/"))
+        if self.process is None and "HERMES_STORE__URL" not in self.environ and not home.exists():
+            ensure_database(home / "state.db")
 
     async def wait_for_log(self, words: str, *, since: int = 0, seconds: float = START_SECONDS) -> None:
         """Wait until the daemon's output contains `words` after the offset `since`."""
