@@ -263,7 +263,7 @@ class Intake(Protocol):
 
 
 class PlatformAdapter(Protocol):
-    """Adapter for one account on one chat service."""
+    """Adapter for one account (bot) on one chat service."""
 
     @property
     def name(self) -> str:

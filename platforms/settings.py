@@ -70,6 +70,16 @@ class TelegramSettings:
     connections: int = 512
     """Maximum number of connections: two for each of 256 concurrent turns (one for messages, one for the typing
     indicator)."""
+    account: str = "telegram"
+    """Stored name of the account, which is `ChatKey.account`."""
+    label: str = "telegram"
+    """Name of the account for people: the platform, followed by the account's own name if it has one."""
+    token_key: str = "telegram.token"
+    """Setting that contains the token, for messages."""
+
+    @property
+    def server(self) -> str:
+        return self.base_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +109,16 @@ class DiscordSettings:
     """Maximum time to wait for the response to a REST request, in seconds."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
     tables: TableStyle = "list"
+    account: str = "discord"
+    """Stored name of the account, which is `ChatKey.account`."""
+    label: str = "discord"
+    """Name of the account for people: the platform, followed by the account's own name if it has one."""
+    token_key: str = "discord.token"
+    """Setting that contains the token, for messages."""
+
+    @property
+    def server(self) -> str:
+        return self.api_url
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class DiscordAdapter:
     )
 
     def __init__(self, settings: DiscordSettings, *, store: Store, menu: Sequence[MenuCommand], clock: Clock) -> None:
-        self.name = PLATFORM
+        self.name = settings.account
         self._settings = settings
         self._store = store
         self._menu = tuple(menu)
@@ -172,7 +172,7 @@ class DiscordAdapter:
         task = asyncio.create_task(client.start(plain(self._settings.token)), name="discord gateway")
         try:
             await asyncio.wait({task})
-            with connection_errors(client):
+            with connection_errors(client, self._settings.token_key):
                 await task
             raise PlatformUnavailable("the connection to Discord ended")
         finally:
@@ -194,11 +194,11 @@ class DiscordAdapter:
 
     async def _load_notes(self) -> tuple[str, Millis]:
         """Return the salt for nonces, and the time in ms of the first connection (0 if this is the first)."""
-        salt = await self._store.read(load_note, "discord.nonce_salt")
-        began = await self._store.read(load_note, "discord.began")
+        salt = await self._store.read(load_note, f"{self.name}.nonce_salt")
+        began = await self._store.read(load_note, f"{self.name}.began")
         if salt is None or began is None:
             salt = salt or secrets.token_hex(8)
-            await self._store.write(_save_notes, salt, self._clock.now())
+            await self._store.write(_save_notes, self.name, salt, self._clock.now())
         return salt, Millis(int(began or 0))
 
     def _note_end(self, error: BaseException) -> None:
@@ -216,9 +216,9 @@ class DiscordAdapter:
 
 
 @locks("notes")
-def _save_notes(db: Connection, salt: str, now: Millis) -> None:
-    save_note(db, "discord.nonce_salt", salt)
-    save_note(db, "discord.began", str(now))
+def _save_notes(db: Connection, account: str, salt: str, now: Millis) -> None:
+    save_note(db, f"{account}.nonce_salt", salt)
+    save_note(db, f"{account}.began", str(now))
 
 
 @contextlib.contextmanager

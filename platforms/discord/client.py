@@ -175,7 +175,7 @@ class GatewayClient(discord.Client):
         self.http = self._connection.http = rest
         self._webhooks = InteractionWebhooks(rest)
         self._events = events
-        self.reader = EventReader(self, clock, needs_mention=settings.thread_mention)
+        self.reader = EventReader(self, clock, settings)
         self.offline_since: float | None = time.monotonic()
         """Monotonic time at which the session was lost; None while there is a session."""
         self.had_session = asyncio.Event()

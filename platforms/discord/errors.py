@@ -13,7 +13,7 @@ from hermes_state.connector import proxy_fault
 from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
 
 OPERATOR_CODES = {
-    4004: "Discord rejected the bot token: set discord.token to the token on the Bot page of the developer portal.",
+    4004: "Discord rejected the bot token: set {token_key} to the token on the Bot page of the developer portal.",
     4010: "Discord closed the connection: invalid shard (4010).",
     4011: "This bot is in too many servers for one connection: Discord requires sharding (4011).",
     4012: "Discord no longer supports this version of its gateway protocol (4012): update hermes-gateway.",
@@ -23,7 +23,10 @@ OPERATOR_CODES = {
         "(Bot, Privileged Gateway Intents, Message Content Intent)."
     ),
 }
-"""Sentences for the operator, by close code. Only the operator can fix these problems."""
+"""Sentences for the operator, by close code. Only the operator can fix these problems.
+
+`{token_key}` stands for the setting that contains the token.
+"""
 
 
 class MessageNotFound(PlatformError):
@@ -80,17 +83,17 @@ def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> Pla
 
 
 @contextlib.contextmanager
-def connection_errors(client: discord.Client) -> Iterator[None]:
-    """Translate login and connection errors into `PlatformError`."""
+def connection_errors(client: discord.Client, token_key: str = "discord.token") -> Iterator[None]:
+    """Translate login and connection errors into `PlatformError`. Name the setting of the token in the message."""
     try:
         yield
     except discord.LoginFailure as error:
-        raise TokenRejected(OPERATOR_CODES[4004]) from error
+        raise TokenRejected(OPERATOR_CODES[4004].format(token_key=token_key)) from error
     except discord.PrivilegedIntentsRequired as error:
         raise TokenRejected(OPERATOR_CODES[4014]) from error
     except discord.ConnectionClosed as error:
         if sentence := OPERATOR_CODES.get(error.code):
-            raise TokenRejected(sentence) from error
+            raise TokenRejected(sentence.format(token_key=token_key)) from error
         raise PlatformUnavailable(f"Discord closed the connection ({error.code})") from error
     except (discord.DiscordException, aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
         raise PlatformUnavailable(f"Discord cannot be reached: {proxy_fault(error) or type(error).__name__}") from error

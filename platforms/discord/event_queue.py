@@ -116,6 +116,7 @@ class EventQueue:
         """Create a queue. `began`: time in ms of the first connection to the account; 0 if this is the first."""
         self._began = began
         self._intake = intake
+        self._account = settings.account
         self._backoff = settings.backoff
         self._clock = clock
         self._queue: asyncio.Queue[Item] = asyncio.Queue(settings.queue_size)
@@ -151,7 +152,7 @@ class EventQueue:
 
     async def run(self, fetch: FetchHistory) -> None:
         """Store events until cancelled. An event that the database cannot store is retried, never skipped."""
-        load = partial(self._intake.load_cursors, PLATFORM, PLATFORM)
+        load = partial(self._intake.load_cursors, PLATFORM, self._account)
         stored = await retried(load, StoreUnavailable, "discord.cursors_retried", backoff=self._backoff)
         self._cursors = {channel_ref: int(seen) for channel_ref, seen in stored.items()}
         async with asyncio.TaskGroup() as tasks:
@@ -273,7 +274,7 @@ class EventQueue:
             # Messages may arrive out of order. The cursor never moves back, but the event is stored.
             ref = item.channel_ref
             seen = newest[ref] = max(item.message_id, newest.get(ref, 0), self._cursors.get(ref, 0))
-            cursor = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref=ref, seen_ref=str(seen))
+            cursor = Cursor(platform=PLATFORM, account=self._account, channel_ref=ref, seen_ref=str(seen))
             received.append(ReceivedEvent(item.event, cursor))
         while received:
             stored = received[: await self._store(received)]

@@ -14,6 +14,7 @@ from hermes_state.errors import MessageRejected
 from hermes_state.values import AttachmentKind, ChatKind, InboundMessage, IncomingAttachment, Millis, Sender
 from platforms.discord.rendering import LIMIT
 from platforms.files import UNREADABLE_QUOTE, kind_of
+from platforms.settings import DiscordSettings
 from platforms.text import utf16_units
 
 PLATFORM = "discord"
@@ -55,10 +56,10 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class EventReader:
     """Converts the events of one client. A live message and its copy from the history become equal values."""
 
-    def __init__(self, client: discord.Client, clock: values.Clock, *, needs_mention: bool = False) -> None:
-        """`needs_mention`: a mention is also needed in threads that the bot opened."""
+    def __init__(self, client: discord.Client, clock: values.Clock, settings: DiscordSettings) -> None:
         self._client = client
-        self._needs_mention = needs_mention
+        self._needs_mention = settings.thread_mention
+        self._account = settings.account
         self._clock = clock
         self._starters: dict[int, discord.Message] = {}
         """Messages from which new threads were started, each kept until a person mentions the bot in the thread."""
@@ -168,7 +169,7 @@ class EventReader:
         return f"{self._bot_id}:{message_id}"
 
     def _chat(self, channel_id: int) -> values.ChatKey:
-        return values.ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(channel_id))
+        return values.ChatKey(platform=PLATFORM, account=self._account, chat_ref=str(channel_id))
 
     def _is_own(self, channel: object) -> bool:
         """Return True for a thread that the bot opened, in which messages address it without a mention."""

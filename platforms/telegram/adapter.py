@@ -67,7 +67,7 @@ class TelegramAdapter:
         self._menu = menu
         self._clock = clock
         self._store = store
-        self.name = PLATFORM
+        self.name = settings.account
         self._buttons = ButtonCommandStore(store=store, platform=PLATFORM, hash_mark="h:", max_bytes=64)
         self._health = HealthState(clock, settings.stall_seconds)
         self._client: _BotClient | None = None
@@ -84,9 +84,9 @@ class TelegramAdapter:
         try:
             async with _BotClient(self._settings) as client:
                 self._client = client
-                async with _at_start():
+                async with _at_start(self._settings):
                     await client.sdk.initialize()
-                reader = UpdateReader(bot_id=client.sdk.id, username=client.sdk.username)
+                reader = UpdateReader(bot_id=client.sdk.id, username=client.sdk.username, account=self.name)
                 self._sender = TelegramSender(client.sdk, self._buttons, self._settings.tables)
                 self._health.hears_groups = client.sdk.can_read_all_group_messages
                 log.info("telegram.signed_in", bot=reader.username)
@@ -142,7 +142,7 @@ class TelegramAdapter:
             async with webhook_server(webhook, self._secret, updates, self._health):
                 await keep_webhook(client.sdk, self._settings, webhook.url, self._secret, self._health)
             return
-        async with _at_start():  # the webhook of an earlier configuration would block getUpdates forever
+        async with _at_start(self._settings):  # the webhook of an earlier configuration would block getUpdates forever
             await client.sdk.delete_webhook(drop_pending_updates=False)
         url, polling = client.sdk.base_url, client.polling
         poller = Poller(base_url=url, request=polling, updates=updates, health=self._health, settings=self._settings)
@@ -195,13 +195,13 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
 
 
 @asynccontextmanager
-async def _at_start() -> AsyncIterator[None]:
+async def _at_start(settings: TelegramSettings) -> AsyncIterator[None]:
     """Translate errors of the first requests into our own. Retries are safe: no message has been sent yet."""
     try:
         yield
     except InvalidToken:
         # No `from error`, because the text of `error` contains the token.
-        raise TokenRejected("Telegram rejected the bot token; check telegram.token") from None
+        raise TokenRejected(f"Telegram rejected the bot token; check {settings.token_key}") from None
     except TelegramError as error:
         raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error
 

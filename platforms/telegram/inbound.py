@@ -49,6 +49,7 @@ class UpdateReader:
     bot_id: int
     username: str
     """Name of the bot without the @."""
+    account: str = PLATFORM
 
     def read(self, update: Update) -> InboundMessage | values.EditEvent | values.ReactionEvent | None:
         """Read a message, an edit or a reaction. Return None if the gateway ignores it. `press` reads buttons."""
@@ -73,7 +74,7 @@ class UpdateReader:
                 name = f"{name} {user['last_name']}" if user.get("last_name") else name
                 return InboundMessage(
                     event_ref=f"{self.bot_id}:m:{chat_id}:{message_id}",
-                    chat=ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(chat_id)),
+                    chat=ChatKey(platform=PLATFORM, account=self.account, chat_ref=str(chat_id)),
                     chat_kind=ChatKind.DIRECT,
                     chat_title=chat.get("title"),
                     sender=Sender(platform=PLATFORM, id=str(user_id), name=name, is_bot=is_bot),
@@ -165,7 +166,7 @@ class UpdateReader:
         sent_at = Millis(int(changed.date.timestamp() * 1000))
         return values.ReactionEvent(
             event_ref=f"{self.bot_id}:r:{changed.chat.id}:{changed.message_id}:{changed.user.id}:{sent_at}",
-            chat=ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(changed.chat.id)),
+            chat=ChatKey(platform=PLATFORM, account=self.account, chat_ref=str(changed.chat.id)),
             sender=_person(changed.user),
             message_ref=str(changed.message_id),
             sent_at=sent_at,
@@ -175,7 +176,7 @@ class UpdateReader:
 
     def _chat(self, message: telegram.MaybeInaccessibleMessage) -> ChatKey:
         chat_ref, thread_ref = str(message.chat.id), _thread_ref(message)
-        return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=chat_ref, thread_ref=thread_ref)
+        return ChatKey(platform=PLATFORM, account=self.account, chat_ref=chat_ref, thread_ref=thread_ref)
 
     def _addressed_text(self, message: Message, text: str) -> "_AddressedText | None":
         """Remove the name in a leading `@our_bot` or `/stop@our_bot`. Return None for a command to another bot.

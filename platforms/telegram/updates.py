@@ -162,9 +162,9 @@ class UpdateHandler:
         if isinstance(first, CallbackQuery):
             await self._store_press(first)
         elif isinstance(first, tuple):
-            await self.intake.move_chat(PLATFORM, PLATFORM, *first)
+            await self.intake.move_chat(PLATFORM, self.reader.account, *first)
         elif isinstance(first, ReachChange):
-            await self.intake.note_reach(PLATFORM, PLATFORM, first.chat_ref, first.is_reachable)
+            await self.intake.note_reach(PLATFORM, self.reader.account, first.chat_ref, first.is_reachable)
         else:
             together = takewhile(lambda one: not isinstance(one.content, CallbackQuery | tuple | ReachChange), updates)
             return await self.intake.accept_batch([ReceivedEvent(one.event) for one in together])

@@ -31,8 +31,8 @@ _FAULTS: dict[Trouble, dict[str, Any]] = {
 }
 
 
-def chat(channel_ref: str) -> ChatKey:
-    return ChatKey(platform="discord", account="discord", chat_ref=channel_ref)
+def chat(channel_ref: str, account: str = "discord") -> ChatKey:
+    return ChatKey(platform="discord", account=account, chat_ref=channel_ref)
 
 
 class DiscordHarness(AdapterHarness):
@@ -53,7 +53,7 @@ class DiscordHarness(AdapterHarness):
         self.store = await open_store(self._path / "state.db")
         self.adapter = self.another_adapter()
         self.discord = self.app[fake_discord.DISCORD]
-        self.direct_chat = chat(self.discord.dm_with(ALICE)["id"])
+        self.direct_chat = chat(self.discord.dm_with(ALICE)["id"], self.adapter.name)
         await self.post("config", {"rate_limits": False})
         return self
 
@@ -116,7 +116,7 @@ class DiscordHarness(AdapterHarness):
         return [row["content"] for row in rows if row["author"]["id"] == BOT]
 
     def group_chat(self) -> ChatKey:
-        return chat(GENERAL)
+        return chat(GENERAL, self.adapter.name)
 
     async def write_in_group(self, text: str, *, is_mention: bool) -> str:
         return await self.message(text, channel="general", user_id=ALICE, mention=is_mention)

@@ -66,14 +66,16 @@ class TelegramHarness(AdapterHarness):
         menu: Sequence[MenuCommand] = (),
         webhook: WebhookSettings | None = None,
         token: str = "",
+        account: str = "telegram",
         **changes: Any,
     ) -> None:
         self._path = path
+        self._account = account
         self._menu = menu
-        self._changes = {**changes, "webhook": webhook or WebhookSettings()}
+        self._changes = {**changes, "webhook": webhook or WebhookSettings(), "account": account}
         self.app = fake_telegram.make_app(token=token, username=BOT_NAME)
         self.server = labkit.Server(self.app)
-        self.direct_chat = ChatKey(platform="telegram", account="telegram", chat_ref=str(PERSON))
+        self.direct_chat = ChatKey(platform="telegram", account=account, chat_ref=str(PERSON))
         self.person_id = str(PERSON)
 
     async def __aenter__(self) -> Self:
@@ -135,7 +137,7 @@ class TelegramHarness(AdapterHarness):
         return [row["text"] for row in rows if row["from"]["is_bot"] and "text" in row]
 
     def group_chat(self) -> ChatKey:
-        return ChatKey(platform="telegram", account="telegram", chat_ref=str(GROUP))
+        return ChatKey(platform="telegram", account=self._account, chat_ref=str(GROUP))
 
     async def write_in_group(self, text: str, *, is_mention: bool) -> str:
         spoken = f"@{BOT_NAME} {text}" if is_mention else text
