@@ -69,7 +69,7 @@ class Heartbeat:
             if self.store.pulse.oldest_wait_seconds < 60.0:  # twice as long as the writer waits for a locked file
                 notify(self.environ, "WATCHDOG=1")
             self._check_database()
-            states = ", ".join(f"{name} {one.health().state.value}" for name, one in self.adapters.supervised.items())
+            states = ", ".join(f"{one.label} {one.health().state.value}" for one in self.adapters.supervised.values())
             if self._trouble is not None:
                 states += f"; {self._trouble}"
             if Room.is_used_up(self.home):

@@ -62,7 +62,7 @@ class ChatKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatKey:
-    """A chat. `account` is the name of the configured adapter, currently the platform's name.
+    """A chat. `account` names the bot: the platform's name for its first bot, `telegram/operations` for another one.
 
     `thread_ref` is a forum topic, for platforms that number topics inside a chat. `user_ref` (a person's bare platform
     id) is set only under `sessions.groups: per_user`.
@@ -76,10 +76,10 @@ class ChatKey:
 
     @property
     def name(self) -> str:
-        """The chat as people see it: `telegram:42`, `telegram:-100123/7`, `telegram:-100123/7#42`."""
+        """The chat as people see it: `telegram:42`, `telegram:-100123/7#42`, `telegram/operations:42`."""
         thread = f"/{self.thread_ref}" if self.thread_ref else ""
         user = f"#{self.user_ref}" if self.user_ref else ""
-        return f"{self.platform}:{self.chat_ref}{thread}{user}"
+        return f"{self.account}:{self.chat_ref}{thread}{user}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

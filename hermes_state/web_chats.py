@@ -148,14 +148,14 @@ def existing(db: Connection, key: ChatKey) -> Chat:
 
 
 def search_scope(db: Connection, like: ChatKey | None, platform: str = "") -> SearchFilter | None:
-    """Return the filter for all chats of a platform, or of the account and person of `like`. None if there are none.
+    """Return the filter for all chats of a platform or account, or those of the account and person of `like`.
 
-    A search takes longer the more chats its filter names. So the filter names the wanted chats or the unwanted chats,
-    whichever are fewer.
+    Return None if there are no such chats. A search takes longer the more chats its filter names. So the filter names
+    the wanted chats or the unwanted chats, whichever are fewer.
     """
     owner = _owner(like) if like is not None else dict.fromkeys(("platform", "account", "user_ref"), "")
     values = {"is_all": int(like is None), "kind": platform, **owner}
-    query = """SELECT id, CASE WHEN deleted_at IS NULL AND (:kind = '' OR platform = :kind)
+    query = """SELECT id, CASE WHEN deleted_at IS NULL AND (:kind = '' OR :kind IN (platform, account))
       AND (:is_all = 1 OR (platform = :platform AND account = :account AND user_ref = :user_ref)) THEN 1 ELSE 0 END
     FROM chats"""
     rows = db.execute(query, values).fetchall()

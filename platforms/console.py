@@ -17,8 +17,11 @@ def author(role: MessageRole, sender: str | None, tool: str | None) -> str:
     return f"Tool {tool or 'result'}" if role is MessageRole.TOOL else sender or "Person"
 
 
-def platform_name(platform: str) -> str:
-    return {"telegram": "Telegram", "discord": "Discord", "local": "Web chat"}.get(platform, platform)
+def platform_name(account: str) -> str:
+    """Return the display name of a platform, or of an account: `Telegram (operations)`."""
+    platform, _, name = account.partition("/")
+    shown = {"telegram": "Telegram", "discord": "Discord", "local": "Web chat"}.get(platform, platform)
+    return f"{shown} ({name})" if name else shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

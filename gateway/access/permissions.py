@@ -162,10 +162,9 @@ class AccessControl:
 
 
 def find_admin_chats(config: Config, db: Connection) -> Sequence[ChatId]:
-    """Return the direct chats on the configured platforms in which admins can approve requests."""
-    tokens = {"telegram": config.telegram.token, "discord": config.discord.token, "local": config.local.enabled or None}
-    platforms = [name for name, token in tokens.items() if token is not None]
-    return load_admin_chats(db, {*map(UserRef, config.access.admins), LOCAL_OWNER}, platforms)
+    """Return the direct chats with the configured accounts in which admins can approve requests."""
+    accounts = [*config.bots, *(["local"] if config.local.enabled else [])]
+    return load_admin_chats(db, {*map(UserRef, config.access.admins), LOCAL_OWNER}, accounts)
 
 
 class RateLimiter:

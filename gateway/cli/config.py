@@ -86,7 +86,7 @@ def _warning_lines(loaded: LoadedConfig) -> list[str]:
 
 def _summary(loaded: LoadedConfig) -> str:
     config = loaded.config
-    chats = [name for name, token in (("Telegram", config.telegram.token), ("Discord", config.discord.token)) if token]
+    chats = [bot.label if "/" in bot.label else bot.label.title() for bot in config.bots.values()]
     if config.local.enabled:
         chats.append(f"the web chat on {config.local.host}:{config.local.port}")
     model = f"{config.model.name} ({config.model.protocol})" if config.model.name else config.model.protocol

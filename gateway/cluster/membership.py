@@ -35,19 +35,28 @@ AGREED = (
     "costs.chat_daily_cap",
     "costs.conversation_cap",
     "costs.daily_cap",
+    "discord.accounts",
     "discord.token",
     "sessions.groups",
+    "telegram.accounts",
     "telegram.token",
 )
 """Settings that must be the same on all nodes that share a database."""
 
 
 def agreed_settings(config: Config) -> str:
-    """Return, as JSON, the settings on which nodes must agree. Secrets are hashed, and unset tokens are left out."""
+    """Return, as JSON, the settings on which nodes must agree. Secrets are hashed.
+
+    A node without a platform's tokens leaves this platform to other nodes, so its accounts are left out.
+    """
     values = {dotted(key): value for key, value in values_of(config)}
     values["agent.time_zone"] = values["agent.time_zone"] or server_zone()
-    # A node without a bot's token leaves that bot to other nodes.
-    compared = [key for key in AGREED if key in values and not (key.endswith("token") and values[key] is None)]
+    for platform, bots in (("telegram", config.telegram.bots), ("discord", config.discord.bots)):
+        del values[f"{platform}.token"], values[f"{platform}.accounts"]
+        named = [f"{bot.account} with {_shown(bot.token)}" for bot in bots if bot.account != platform]
+        values |= {f"{platform}.accounts": ", ".join(named) or None} if bots else {}
+        values |= {f"{platform}.token": bot.token for bot in bots if bot.account == platform}
+    compared = [key for key in AGREED if key in values]
     return msgspec.json.encode({key: _shown(values[key]) for key in compared}).decode()
 
 

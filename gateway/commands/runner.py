@@ -91,7 +91,8 @@ class CommandRunner:
 
     async def _run(self, row: InboxRow) -> RunningTurn | None:
         chat = await self._context.store.read(load_chat, row.chat_id)
-        with bound_contextvars(platform=chat.key.platform, chat=chat.key.name, inbox_id=row.id):
+        key = chat.key
+        with bound_contextvars(platform=key.platform, account=key.account, chat=key.name, inbox_id=row.id):
             effect = say(CRASH_SENTENCE)
             try:
                 try:

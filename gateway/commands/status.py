@@ -50,9 +50,17 @@ async def status(request: CommandRequest) -> CommandResult:
     now = [_running_line(context, turn)] if turn is not None and not turn.is_waiting else []
     now += [f"Queue: {counted(waiting, 'message')}"] if waiting else []
     lines = [model, *about, *(f"- {'; '.join(part)}" for part in (trouble, now) if part)]
+    lines += account_lines(request)
     if not is_admin:
         return say("\n".join([*lines, _connected_line(context)]))
     return say("\n".join([*lines, *filter(None, [context.peer_line()]), *_connection_lines(context)]))
+
+
+def account_lines(request: CommandRequest) -> list[str]:
+    """Return a line with the chat's account if its platform has several."""
+    key, config = request.chat.key, request.context.runtime.config
+    accounts = [account for account in config.bots if account.partition("/")[0] == key.platform]
+    return [f"- Account: `{config.label_of(key.account)}`"] if len(accounts) > 1 else []
 
 
 def status_unstored(context: CommandContext, key: ChatKey) -> str:
@@ -157,7 +165,12 @@ async def usage(request: CommandRequest) -> CommandResult:
         context_line = (await context_lines(request, session))[0]
         title = await context.store.read(load_title, session.lineage_id)
         name = f"“{plain(title)}”, " if title else ""
-        lines = [f"This conversation, {name}`{session.short_key}`:", *usage_lines(found), context_line]
+        lines = [
+            f"This conversation, {name}`{session.short_key}`:",
+            *usage_lines(found),
+            context_line,
+            *account_lines(request),
+        ]
     lines += ["", "Spending caps and today's usage:" if found.caps else "Today:"]
     lines += today_lines(found, tells_all=request.role is UserRole.ADMIN and not chat.kind.is_shared)
     return say("\n".join(lines))

@@ -59,6 +59,7 @@ def read_yaml(path: Path) -> YamlFile:
             return YamlFile(path=path)
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{path}: must contain keys and values, such as `local: {{port: 8765}}`")
+        node.value = [_with_accounts(*pair) for pair in node.value]
         if _count(node, {}) > MAX_VALUES:
             raise ConfigError(f"{path}: more than {MAX_VALUES:,} keys and values: use fewer YAML aliases (*name)")
         lines = dict(_key_lines(node, (), path))
@@ -104,6 +105,14 @@ def _read_text(path: Path) -> str | None:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}; check its permissions") from error
 
 
+def _with_accounts(key: yaml.Node, value: yaml.Node) -> tuple[yaml.Node, yaml.Node]:
+    """Read a list of accounts directly under a platform as the platform's key `accounts`."""
+    if key.value not in ("telegram", "discord") or not isinstance(value, yaml.SequenceNode):
+        return key, value
+    name = yaml.ScalarNode("tag:yaml.org,2002:str", "accounts", key.start_mark, key.end_mark)
+    return key, yaml.MappingNode("tag:yaml.org,2002:map", [(name, value)], value.start_mark, value.end_mark)
+
+
 def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
     """Count a node and everything below it, with aliases expanded, up to `MAX_VALUES`. `known` caches counts."""
     if node not in known:
@@ -128,6 +137,9 @@ def _key_lines(node: yaml.MappingNode, above: KeyPath, path: Path) -> Iterator[t
         yield key, line
         if isinstance(value_node, yaml.MappingNode):
             yield from _key_lines(value_node, key, path)
+        elif isinstance(value_node, yaml.SequenceNode):
+            for number, item in enumerate(value_node.value, start=1):
+                yield (*key, f"[{number}]"), item.start_mark.line + 1
 
 
 def _position(error: yaml.YAMLError) -> str:

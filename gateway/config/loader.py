@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.config.accounts import idle_accounts
 from gateway.config.blocks import ConfigRejected, details_of, did_you_mean, field_choices, is_secret, problem
 from gateway.config.context_settings import SummaryModelConfig
 from gateway.config.fields import (
@@ -136,7 +137,8 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
         config.model_dump_json()
     except ValueError as error:  # Python turns bytes that are not UTF-8 into surrogates
         raise ConfigError(f"{_not_text(chosen)}: contains bytes that are not UTF-8 text: save it as UTF-8") from error
-    if not (config.telegram.token or config.discord.token or config.local.enabled):
+    warnings = (*warnings, *idle_accounts(config.telegram, config.discord))
+    if not (config.bots or config.local.enabled):
         warnings = (*warnings, NOTHING_SERVED)
     return LoadedConfig(
         config=config,
@@ -301,25 +303,27 @@ def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], 
     if key is None:  # this check covers several keys, and its message names them
         text = detail["msg"].removeprefix("Value error, ")
         named = _first_named(text, chosen)
-        return f"{_position(named, chosen[named][1], file)}: {text}" if named is not None else text
+        return f"{_position(*named, file)}: {text}" if named is not None else text
     field, (value, source) = FIELDS[key], chosen.get(key, (None, DEFAULT_SOURCE))
-    where = _position(key, source, file)
+    place = "".join(f"[{int(part) + 1}]" for part in location[len(key) :][:1] if part.isdecimal())
+    where = _position((*key, place) if place else key, source, file)
     is_hidden = is_secret(field) or isinstance(value, (dict, list)) or detail["type"] == "value_error"
     shown = "" if is_hidden else redact(f" (is {value!r})")  # an address may contain a password
-    return f"{where}: {dotted(key)}: {problem(detail, field)}{shown}"
+    shown_key = f"{dotted(key)}{place if key[-1] == 'accounts' else ''}"
+    return f"{where}: {shown_key}: {problem(detail, field)}{shown}"
 
 
 def _position(key: KeyPath, source: str, file: YamlFile) -> str:
     return file.position(key) if source == str(file.path) else source
 
 
-def _first_named(text: str, chosen: Mapping[KeyPath, tuple[Any, str]]) -> KeyPath | None:
-    """Return the first key that is named in `text` and set by any source."""
-    for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text):
+def _first_named(text: str, chosen: Mapping[KeyPath, tuple[Any, str]]) -> tuple[KeyPath, str] | None:
+    """Return the first key, or place in a list, that is named in `text` and set by any source; and this source."""
+    for name, place in re.findall(r"([a-z_]+(?:\.[a-z_]+)+)(\[[0-9]+\])?", text):
         key = tuple(name.split("."))
         for end in range(len(key), 1, -1):
             if key[:end] in chosen:
-                return key[:end]
+                return (*key[:end], *([place] if place else [])), chosen[key[:end]][1]
     return None
 
 

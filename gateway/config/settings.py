@@ -22,6 +22,7 @@ from agent.settings import (
     WebSettings,
     WorkspaceSettings,
 )
+from gateway.config.accounts import Bot, DiscordConfig, TelegramConfig, check_accounts
 from gateway.config.blocks import BaseConfig, did_you_mean, setting, unknown_key
 from gateway.config.context_settings import (
     AuxiliaryConfig,
@@ -36,7 +37,7 @@ from hermes_state.engines.opening import StoreSettings
 from hermes_state.files import AttachmentSettings
 from hermes_state.network import NetworkSettings
 from hermes_state.setting_types import AnyCase, OffOrNumber, People, keyed
-from platforms.settings import DiscordSettings, LocalSettings, TableStyle, TelegramSettings
+from platforms.settings import LocalSettings, TableStyle
 
 
 class ModelConfig(RouteConfig):
@@ -233,8 +234,8 @@ class DeliveryConfig(BaseConfig):
 class Config(BaseConfig):
     """Complete configuration, checked by `gateway.config.load_config`."""
 
-    telegram: TelegramSettings = Field(default_factory=TelegramSettings)
-    discord: DiscordSettings = Field(default_factory=DiscordSettings)
+    telegram: TelegramConfig = Field(default_factory=TelegramConfig)
+    discord: DiscordConfig = Field(default_factory=DiscordConfig)
     local: LocalSettings = Field(default_factory=LocalSettings)
     model: ModelConfig = Field(default_factory=ModelConfig)
     agent: AgentSettings = Field(default_factory=AgentSettings)
@@ -264,9 +265,20 @@ class Config(BaseConfig):
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)
 
+    @property
+    def bots(self) -> Mapping[str, Bot]:
+        """Settings of every bot with a token, by account."""
+        bots: tuple[Bot, ...] = (*self.telegram.bots, *self.discord.bots)
+        return {bot.account: bot for bot in bots}
+
+    def label_of(self, account: str) -> str:
+        """Return the name of an account for people."""
+        return bot.label if (bot := self.bots.get(account)) is not None else account
+
     @model_validator(mode="after")
     def _is_safe(self) -> "Config":
         self.network.check()
+        check_accounts(self.telegram, self.discord)
         if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:
             raise ValueError(
                 f"local.host {self.local.host} is reachable from other machines, but `access` is empty: "

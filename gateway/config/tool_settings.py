@@ -54,10 +54,11 @@ class ToolsConfig(BaseConfig):
     """Availability of each tool by name: `on`, `off`, or `admins` (only in turns that an admin started). `*` means all
     other tools."""
     use_on: SwitchesByPlace = setting({}, default_text="none")
-    """Like `tools.use`, but for one platform (`discord`) or one chat (`telegram:42`). A chat overrides its platform."""
+    """Like `tools.use`, but for one platform (`discord`), one bot of several (`telegram/operations`) or one chat
+    (`telegram:42`). The narrowest one wins."""
     approval: ApprovalConfig = Field(default_factory=ApprovalConfig)
     approval_on: ApprovalByPlace = setting({}, default_text="none")
-    """Approval policy for one platform or one chat, instead of `tools.approval`."""
+    """Approval policy for one platform, one bot or one chat, instead of `tools.approval`."""
     approval_minutes: float = setting(60, ge=1, le=10_080, unit="minutes")
     """Minutes to wait for the answer to an approval request. After that, the call is denied."""
     default_result_size: int = setting(100_000, ge=1_000, le=10_000_000, unit="characters")
@@ -80,13 +81,14 @@ def places_of(chat: ChatKey) -> Iterator[str]:
     """Yield the names under which settings can refer to a chat, the most specific first.
 
     >>> list(places_of(ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="7")))
-    ['telegram:-100/7', 'telegram:-100', 'telegram']
+    ['telegram:-100/7', 'telegram:-100', 'telegram', 'telegram']
     """
     yield chat.name
     if chat.user_ref:
         yield chat.name.removesuffix(f"#{chat.user_ref}")
     if chat.thread_ref:
-        yield f"{chat.platform}:{chat.chat_ref}"
+        yield f"{chat.account}:{chat.chat_ref}"
+    yield chat.account
     yield chat.platform
 
 

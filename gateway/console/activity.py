@@ -168,7 +168,12 @@ async def load_costs(context: ConsoleContext, person: WebPerson, query: Mapping[
         "days": [(f"{day}", float(spent.cost), title) for (day, spent), title in zip(found.days, titles, strict=True)],
         "total": money(found.total),
         "calls": counted(found.total.calls, "model call"),
-        "tables": [("Chats", found.chats), ("Models", found.models), ("Purposes", found.purposes)],
+        "tables": [
+            ("Chats", found.chats),
+            *([("Accounts", found.accounts)] if found.accounts else []),
+            ("Models", found.models),
+            ("Purposes", found.purposes),
+        ],
         "money": money,
         "caps": usage.caps,
         "forecast": forecast(found.days),

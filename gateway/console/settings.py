@@ -15,10 +15,9 @@ from gateway.operator.providers import find_local_servers, recognise
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.redaction import Redactor
-from hermes_state.setting_types import plain
 from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.tools.schedules import ScheduleRow, load_all_schedules
-from platforms.console import ConsolePage, SentCommand, Values, WebPerson
+from platforms.console import ConsolePage, SentCommand, Values, WebPerson, platform_name
 
 OFFLINE_NOTE = "offline_model_chosen"
 """Key of the database note that records that the owner chose to try the gateway with the offline model."""
@@ -68,8 +67,8 @@ async def change_schedule(context: ConsoleContext, person: WebPerson, form: Mapp
 async def is_new(context: ConsoleContext) -> bool:
     """Return True if no model and no platform is configured, and the owner did not choose the offline model."""
     loaded = context.live.loaded
-    keys = ("model.protocol", "telegram.token", "discord.token")
-    if loaded.config.model.protocol != "offline" or any(loaded.sources[key] != DEFAULT_SOURCE for key in keys):
+    is_unset = loaded.sources["model.protocol"] == DEFAULT_SOURCE
+    if loaded.config.model.protocol != "offline" or not is_unset or loaded.config.bots:
         return False
     return await context.store.read(load_note, OFFLINE_NOTE) is None
 
@@ -91,9 +90,9 @@ async def load_start(context: ConsoleContext, person: WebPerson, query: Mapping[
 
 
 def _state(platform: str, current: LoadedConfig, saved: LoadedConfig) -> str:
-    """Return the state of a platform's token: `missing`, `saved` (a restart is needed to use it) or `used`."""
-    token, new = (plain(getattr(loaded.config, platform).token) for loaded in (current, saved))
-    return "missing" if new is None else "used" if new == token else "saved"
+    """Return the state of a platform's tokens: `missing`, `saved` (a restart is needed to use them) or `used`."""
+    bots, new = (getattr(loaded.config, platform).bots for loaded in (current, saved))
+    return "missing" if not new else "used" if new == bots else "saved"
 
 
 async def use_model(context: ConsoleContext, person: WebPerson, form: Mapping[str, str]) -> str:
@@ -122,6 +121,8 @@ async def use_model(context: ConsoleContext, person: WebPerson, form: Mapping[st
 
 
 async def add_platform(platform: str, context: ConsoleContext, person: WebPerson, form: Mapping[str, str]) -> str:
+    if getattr(context.live.config, platform).accounts:
+        raise CommandError(f"{platform_name(platform)} has a list of bots in the configuration. Add the token there.")
     variable = f"HERMES_{platform.upper()}__TOKEN"
     found = await _save(context, {variable: field_of(form, "token").strip()}, variable)
     await context.record(person, "set up platform", platform)

@@ -94,6 +94,7 @@ class Parts:
             make_adapters(loaded, environ, store, files, clock),
             is_certain=self.state.is_certain,
             is_shared=self.is_shared,
+            label_of=loaded.config.label_of,
         )
         elsewhere = partial(StoredPreview, store=store, clock=clock) if self.is_shared else None
         self.own_previews = PreviewMaker(
@@ -370,22 +371,22 @@ class Parts:
 def make_adapters(
     loaded: LoadedConfig, environ: Mapping[str, str], store: Store, files: AttachmentFolder, clock: Clock
 ) -> dict[str, PlatformAdapter]:
-    """Return every configured adapter by account name. A platform with a token is enabled."""
+    """Return the adapter of every account: one for each bot with a token, and the web chat."""
     adapters: dict[str, PlatformAdapter] = {}
     menu = REGISTRY.menu()
-    telegram, discord, local = loaded.config.telegram, loaded.config.discord, loaded.config.local
-    network, tables = loaded.config.network, loaded.config.delivery.tables
+    config, local = loaded.config, loaded.config.local
+    network, tables = config.network, config.delivery.tables
     # Each platform uses about 10 MB, so only enabled platforms are imported.
-    if telegram.token is not None:
+    for telegram in config.telegram.bots:
         from platforms.telegram import TelegramAdapter
 
         telegram = replace(telegram, network=network, tables=tables)
-        adapters["telegram"] = TelegramAdapter(telegram, store=store, menu=menu, clock=clock)
-    if discord.token is not None:
+        adapters[telegram.account] = TelegramAdapter(telegram, store=store, menu=menu, clock=clock)
+    for discord in config.discord.bots:
         from platforms.discord import DiscordAdapter
 
         discord = replace(discord, network=network, tables=tables)
-        adapters["discord"] = DiscordAdapter(discord, store=store, menu=menu, clock=clock)
+        adapters[discord.account] = DiscordAdapter(discord, store=store, menu=menu, clock=clock)
     if local.enabled:
         from platforms.local import LocalAdapter
 

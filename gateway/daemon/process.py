@@ -19,6 +19,7 @@ from gateway.config.files import prepare_home
 from gateway.logs import configure_logging
 from hermes_state.disk import Room, release_reserve
 from hermes_state.errors import HermesError
+from hermes_state.setting_types import plain
 from hermes_state.store.lock import FileLock
 
 log = structlog.get_logger()
@@ -101,12 +102,7 @@ def lock_folder(environ: Mapping[str, str]) -> Path:
 
 def token_locks(loaded: LoadedConfig, folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the name and lock file of each configured bot token. The file name depends on the token and its server."""
-    telegram, discord = loaded.config.telegram, loaded.config.discord
-    bots = (
-        ("the Telegram token", telegram.base_url, telegram.token),
-        ("the Discord token", discord.api_url, discord.token),
-    )
-    for what, server, token in bots:
-        if token is not None:
-            digest = hashlib.sha256(f"{server}\n{token.get_secret_value()}".encode()).hexdigest()[:16]
-            yield what, folder / f"hermes-gateway-{digest}.lock"
+    for bot in loaded.config.bots.values():
+        what = bot.label if "/" in bot.label else bot.label.title()
+        digest = hashlib.sha256(f"{bot.server}\n{plain(bot.token)}".encode()).hexdigest()[:16]
+        yield f"the {what} token", folder / f"hermes-gateway-{digest}.lock"

@@ -23,6 +23,7 @@ from gateway.models.selection import preload
 from gateway.operator.socket import serve_control
 from gateway.schedules import schedule_zone
 from hermes_state.aio import run_until
+from hermes_state.chats import has_chats
 from hermes_state.disk import take_reserve
 from hermes_state.engines.opening import open_store
 from hermes_state.errors import ConfigError, HermesError
@@ -71,6 +72,7 @@ async def _serve(parts: Parts) -> None:
         left = parts.group.create_task(parts.membership.end_left_transactions(), name="left")
 
     async def take_up() -> None:
+        await _check_first_accounts(parts)
         await parts.access.load()
         await parts.node.start()
 
@@ -83,6 +85,17 @@ async def _serve(parts: Parts) -> None:
     if left is not None:
         left.cancel()
     log.info("daemon.stopped")
+
+
+async def _check_first_accounts(parts: Parts) -> None:
+    """Raise `ConfigError` if the first bot of a platform has chats as a further bot, so would get other bots' chats."""
+    for bot in parts.live.config.bots.values():
+        if bot.label != bot.account and await parts.store.read(has_chats, bot.label):
+            raise ConfigError(
+                f"{bot.account}.accounts[1]: {bot.label} cannot become the first account, because it has stored chats "
+                "and would get those of the account that was first until now: put that account first again, without "
+                "its token if it is no longer used"
+            )
 
 
 async def _serve_until_stopped(parts: Parts) -> None:

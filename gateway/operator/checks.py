@@ -65,9 +65,8 @@ def check_admins(db: Connection, config: Config) -> list[CheckResult]:
     asks = [one.writes for one in rules]
     asks += [one.executes for one in rules if config.terminal.enabled]
     asks += [one.policy_of(ToolEffect.WRITES, is_mcp=True) for one in rules if config.mcp.servers]
-    is_alone = config.telegram.token is None and config.discord.token is None  # the owner of the web chat is an admin
-    if is_alone or "ask_admin" not in asks or find_admin_chats(config, db):
-        return []
+    if not config.bots or "ask_admin" not in asks or find_admin_chats(config, db):
+        return []  # without bots, only the owner of the web chat can write, who is an admin
     text = "No admin has written to the bot in a direct chat, so calls that need an admin's approval are denied."
     return [warning("approvals", f"{text} List admins in `access.admins`, and ask one of them to write to the bot.")]
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -46,6 +45,7 @@ from hermes_state.search.index import load_progress
 from hermes_state.setting_types import plain_texts
 from hermes_state.store.lock import holder
 from hermes_state.text import counted
+from platforms.settings import DiscordSettings
 
 LOW_DISK = Room(1_000_000_000, 20_000)
 STOP_MARGIN_SECONDS = 40
@@ -184,7 +184,7 @@ def _offline_database(state: StateDirectory, url: str | None) -> Iterator[CheckR
 
 def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
     config = loaded.config
-    has_platform = config.telegram.token is not None or config.discord.token is not None
+    has_platform = bool(config.bots)
     if config.access.allow_all and has_platform:
         yield warning("access", "access.allow_all is on: anyone who finds the bot can use the model at your expense.")
     elif has_platform and not config.access.names_somebody:
@@ -321,16 +321,17 @@ def _attachments(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
-    telegram, discord = loaded.config.telegram, loaded.config.discord
-    for check, token, probe in (
-        ("telegram", telegram.token, partial(probe_telegram, telegram, loaded.config.network, explains_groups=True)),
-        ("discord", discord.token, partial(probe_discord, discord, loaded.config.network)),
-    ):
+    network = loaded.config.network
+    for bot in loaded.config.bots.values():
         try:
-            if token is not None:
-                yield fine(check, probe()) if is_online else skipped(check, "A token is set. Use --online to test it.")
+            if not is_online:
+                yield skipped(bot.label, "A token is set. Use --online to test it.")
+            elif isinstance(bot, DiscordSettings):
+                yield fine(bot.label, probe_discord(bot, network))
+            else:
+                yield fine(bot.label, probe_telegram(bot, network, explains_groups=True))
         except CommandError as error:
-            yield failed(check, str(error))
+            yield failed(bot.label, str(error))
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:

@@ -390,15 +390,15 @@ def speaker(role: MessageRole, sender: str | None, tool: str | None) -> str:
 
 _JSON_ROWS: Final[Mapping[type, str]] = {
     LineageSession: (
-        "session=key parent=parent_key depth kind lineage=lineage_key platform=chat.platform chat=chat.name "
-        "chat_name=label started_at ended_at end_reason messages=message_count layer tokens_before tokens_after focus "
-        "summary_kind model"
+        "session=key parent=parent_key depth kind lineage=lineage_key platform=chat.platform account=chat.account "
+        "chat=chat.name chat_name=label started_at ended_at end_reason messages=message_count layer tokens_before "
+        "tokens_after focus summary_kind model"
     ),
     FoundMessage: "session=session_key lineage=lineage_key chat=chat.name role at=created_at text snippet score",
     Conversation: (
-        "session=tip.key platform=chat.platform chat=chat.name chat_name=label title first_words started_at "
-        "last_human_at ended_at=tip.ended_at end_reason=tip.end_reason sessions=session_count messages=message_count "
-        "is_active"
+        "session=tip.key platform=chat.platform account=chat.account chat=chat.name chat_name=label title first_words "
+        "started_at last_human_at ended_at=tip.ended_at end_reason=tip.end_reason sessions=session_count "
+        "messages=message_count is_active"
     ),
 }
 """JSON keys of each type. A key is followed by the name of the attribute if the names differ."""

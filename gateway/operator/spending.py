@@ -224,6 +224,14 @@ class InsightsReport:
     thumbs: tuple[int, int] = (0, 0)
     """Number of ratings of answers: thumbs up and thumbs down."""
 
+    @property
+    def accounts(self) -> tuple[tuple[str, TotalUsage], ...]:
+        """Spending by account; empty if every platform has only one account."""
+        sums: dict[str, TotalUsage] = defaultdict(lambda: NO_CALLS)
+        for name, spent in self.chats:
+            sums[name.partition(":")[0]] += spent
+        return _sorted(sums) if any("/" in account for account in sums) else ()
+
 
 def load_insights(
     db: Connection, settings: SpendingCapSettings, now: Millis, days: int, within: ChatId | None = None
@@ -258,6 +266,7 @@ def insights_row(found: InsightsReport) -> Row:
     return {
         "days": rows("day", found.days),
         "chats": [row | {"chat_name": found.chat_names.get(row["chat"], "")} for row in rows("chat", found.chats)],
+        "accounts": rows("account", found.accounts),
         "models": rows("model", found.models),
         "purposes": rows("purpose", found.purposes),
         "total": spent_row(found.total),
@@ -285,6 +294,7 @@ def insights_block(found: InsightsReport) -> str:
     parts = [
         _chart(_spans(found.days), by_cost=by_cost),
         _table("CHAT", [(found.chat_names.get(name, name), spent) for name, spent in found.chats], by_cost=by_cost),
+        *([_table("ACCOUNT", found.accounts, by_cost=by_cost)] if found.accounts else []),
         _table("MODEL", found.models, by_cost=by_cost),
         _table("PURPOSE", found.purposes, by_cost=by_cost),
         _row("total", _value(total, by_cost=by_cost), total.calls),

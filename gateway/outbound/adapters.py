@@ -15,6 +15,7 @@ from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from hermes_state.aio import Backoff, CancelledElsewhereError, own_cancellation
 from hermes_state.errors import (
@@ -37,9 +38,11 @@ RETRY_BACKOFF = Backoff(max_seconds=60.0)
 class SupervisedAdapter:
     """Adapter with a supervisor, which restarts the adapter unless the platform rejected its token."""
 
-    def __init__(self, adapter: PlatformAdapter) -> None:
+    def __init__(self, adapter: PlatformAdapter, label: str = "") -> None:
         self.adapter = adapter
         self.name = adapter.name
+        self.label = label or adapter.name
+        """Name of the account for people."""
         self.ownership: AccountClaim | None = None
         self._pause_ends: float | None = None
         self._error = ""
@@ -60,6 +63,7 @@ class SupervisedAdapter:
 
     async def run(self, intake: Intake) -> None:
         """Keep the adapter running until cancelled or until the platform rejects the token."""
+        bind_contextvars(account=self.name)  # for the events that the adapter logs in this task and its children
         delays = iter(RETRY_BACKOFF)
         self._is_rejected = False
         while True:
@@ -96,12 +100,14 @@ class AdapterRegistry:
         *,
         is_certain: Callable[[], bool] = lambda: True,
         is_shared: bool = False,
+        label_of: Callable[[str], str] = str,
     ) -> None:
         """`is_certain` returns True as long as no other process can have taken over the accounts of this process.
 
         `is_shared` is True if other processes can serve accounts, even accounts that are not configured here.
+        `label_of` returns an account's name for people.
         """
-        self.supervised = {name: SupervisedAdapter(adapter) for name, adapter in adapters.items()}
+        self.supervised = {name: SupervisedAdapter(adapter, label_of(name)) for name, adapter in adapters.items()}
         self.is_certain = is_certain
         self.is_shared = is_shared
 
@@ -125,7 +131,8 @@ class AdapterRegistry:
         return 10 << 20 if self.is_shared else 0  # every platform accepts 10 MiB
 
     def health(self) -> Mapping[str, AdapterHealth]:
-        return {name: one.health() for name, one in self.supervised.items()}
+        """Return the health of every account, by its name for people."""
+        return {one.label: one.health() for one in self.supervised.values()}
 
     async def listening(self, within: float) -> None:
         """Wait until every adapter receives messages or has failed, but at most `within` seconds."""

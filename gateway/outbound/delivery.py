@@ -319,7 +319,7 @@ class Delivery:
         self._left.add(row.id)
         ended = self._under_way[row.id] = asyncio.Event()
         try:
-            with bound_contextvars(chat=chat.name, outbox_id=row.id):
+            with bound_contextvars(account=chat.account, chat=chat.name, outbox_id=row.id):
                 is_owed = await self._attempt(chat, row, adapter, ownership, is_repeat)
         finally:
             del self._under_way[row.id]

@@ -140,8 +140,9 @@ class TurnRunner:
         then still open.
         """
         began = time.monotonic()
+        chat = turn.chat
         with bound_contextvars(
-            platform=turn.chat.platform, chat=turn.chat.name, lineage_id=turn.lineage_id, turn_id=turn.id
+            platform=chat.platform, account=chat.account, chat=chat.name, lineage_id=turn.lineage_id, turn_id=turn.id
         ):
             try:
                 with own_cancellation():

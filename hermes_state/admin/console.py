@@ -69,7 +69,8 @@ def load_chats(db: Connection, words: str, platform: str, before: int, limit: in
       SELECT c.id, {columns(ChatKey, "c", "key")}, c.kind, {_LABEL} AS label, a.chosen_model AS model,
         coalesce(a.last_human_at, c.updated_at) AS used_at, c.unreachable_since IS NOT NULL AS is_unreachable,
         (SELECT {_SPENT} FROM model_calls m WHERE m.chat_id = c.id) AS cost
-      FROM chats c {_ACTIVE} WHERE c.deleted_at IS NULL AND (:platform = '' OR c.platform = :platform)) found
+      FROM chats c {_ACTIVE}
+      WHERE c.deleted_at IS NULL AND (:platform = '' OR :platform IN (c.platform, c.account))) found
     WHERE :words = '' OR lower(label) LIKE :pattern ESCAPE '!' OR lower("key.chat_ref") LIKE :pattern ESCAPE '!'
     ORDER BY used_at DESC, id DESC LIMIT :limit OFFSET :before"""
     values = {"words": words, "pattern": containing(words), "platform": platform, "before": before, "limit": limit}
@@ -77,7 +78,8 @@ def load_chats(db: Connection, words: str, platform: str, before: int, limit: in
 
 
 def load_platforms(db: Connection) -> list[str]:
-    return scalars(db, str, "SELECT DISTINCT platform FROM chats ORDER BY platform")
+    """Load the names of all platforms and accounts with chats."""
+    return scalars(db, str, "SELECT platform AS name FROM chats UNION SELECT account FROM chats ORDER BY name")
 
 
 class CompressionFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -111,6 +111,15 @@ async def test_a_bot_token_is_tested_saved_and_used_after_a_restart(world: World
         assert await first_page(again) is None
 
 
+async def test_the_page_adds_no_token_to_a_list_of_bots(world: World, owner: Visitor) -> None:
+    await world.gateway.stop()
+    world.configure("telegram: [{name: support}, {name: operations}]\n")
+    await world.gateway.start()
+    async with Visitor(await world.gateway.printed_url()) as again:
+        assert "has a list of bots" in await again.act("start", "telegram", token=TOKEN)
+    assert not (world.home / ".env").exists()
+
+
 async def test_a_variable_of_the_environment_is_not_hidden_by_the_page(world: World, owner: Visitor) -> None:
     await world.gateway.stop()
     await world.gateway.start(HERMES_MODEL__PROTOCOL="offline", HERMES_MODEL__NAME="mine")

@@ -123,7 +123,7 @@ LOOKUPS = (
     ("usage", "telegram:42"),
     ("insights", "--days", "3"),
 )
-PASSING = ("day", "today_since", "today", "chat_today", "score", "chat_name", "thumbs")
+PASSING = ("day", "today_since", "today", "chat_today", "score", "chat_name", "thumbs", "account", "accounts")
 """Keys whose values change by the day or with the version of SQLite, or that are new."""
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,13 +10,13 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from gateway.cluster.membership import Membership, agreed_settings
+from gateway.config.accounts import TelegramConfig
 from gateway.config.settings import ClusterConfig, Config, CostConfig
 from hermes_state.engines.postgres.nodes import load_nodes
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import ConfigError
 from hermes_state.store.seats import Hint
 from hermes_state.values import SystemClock
-from platforms.settings import TelegramSettings
 from tests.clocks import TurnedClock
 from tests.gateway.helpers import eventually
 
@@ -80,11 +81,19 @@ async def test_a_new_difference_is_logged_once(store: PostgresStore) -> None:
     ]
 
 
+def test_every_account_is_compared_with_its_token() -> None:
+    accounts = ({"name": "support"}, {"name": "operations", "token": SecretStr("2:b")}, {"name": "idle"})
+    settings = json.loads(agreed_settings(Config(telegram=TelegramConfig(token=SecretStr("1:a"), accounts=accounts))))
+    assert settings["telegram.token"].startswith("a value with digest ")
+    assert re.fullmatch("telegram/operations with a value with digest [0-9a-f]{8}", settings["telegram.accounts"])
+
+
 def test_a_token_is_compared_by_digest_and_an_unset_token_is_not_compared() -> None:
     token = "123456:LABTOKEN"
-    noted = agreed_settings(Config(telegram=TelegramSettings(token=SecretStr(token))))
+    noted = agreed_settings(Config(telegram=TelegramConfig(token=SecretStr(token))))
     assert token not in noted
     settings = json.loads(noted)
     assert settings["telegram.token"].startswith("a value with digest ")
-    assert "discord.token" not in settings
+    assert settings["telegram.accounts"] == "not set"
+    assert not {"discord.token", "discord.accounts"} & settings.keys()
     assert settings["costs.daily_cap"] == "not set"

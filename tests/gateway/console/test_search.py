@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.console.chats import load as load_chats
 from gateway.console.chats import load_message
 from gateway.console.chats import load_search as load
 from hermes_state.admin import audit
@@ -15,7 +16,7 @@ from hermes_state.sessions import ensure_active, set_title
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, ChatKey, ChatKind, Millis
-from platforms.console import WebPerson
+from platforms.console import WebPerson, platform_name
 from platforms.local.pages import chat_key
 from tests.gateway.console.contexts import GUEST, OWNER, context_of
 from tests.gateway.helpers import TestGateway, serving
@@ -69,6 +70,22 @@ async def test_an_admin_finds_all_chats_and_that_is_recorded(store: Store, tmp_p
         assert await hits(gateway, words="framework", all="1", platform="telegram") == ["a framework on Telegram"]
         entries = await gateway.store.read(audit.load, 10)
         assert [(one.action, one.subject) for one in entries] == [("search", "all chats: framework")] * 2
+
+
+async def test_lists_and_filters_tell_the_bots_of_a_platform_apart(store: Store, tmp_path: Path) -> None:
+    def talk_elsewhere(db: Connection) -> None:
+        key = ChatKey(platform="telegram", account="telegram/operations", chat_ref="42")
+        say(db, key, ChatKind.DIRECT, "a framework for operations", "noted")
+
+    async with filled(store, tmp_path) as gateway:
+        await store.write(talk_elsewhere)
+        of_one = ["a framework for operations"]
+        assert await hits(gateway, words="framework", all="1", platform="telegram/operations") == of_one
+        assert len(await hits(gateway, words="framework", all="1", platform="telegram")) == 2
+        found = await load_chats(context_of(gateway), OWNER, {"platform": "telegram/operations"})
+        assert [row.key.name for row in found["rows"]] == ["telegram/operations:42"]
+        assert found["platforms"] == ["local", "telegram", "telegram/operations"]
+        assert [platform_name(name) for name in found["platforms"]] == ["Web chat", "Telegram", "Telegram (operations)"]
 
 
 async def test_matching_words_are_marked(store: Store, tmp_path: Path) -> None:

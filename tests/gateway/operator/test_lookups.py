@@ -40,8 +40,8 @@ from tests.hermes_state.search.test_full_text import start
 
 KEY = "sk-abcdefghij0123456789"
 LINEAGE_FIELDS = [
-    *("session", "parent", "depth", "kind", "lineage", "platform", "chat", "chat_name"),
-    *("started_at", "ended_at", "end_reason", "messages"),
+    *("session", "parent", "depth", "kind", "lineage", "platform", "account", "chat"),
+    *("chat_name", "started_at", "ended_at", "end_reason", "messages"),
     *("layer", "tokens_before", "tokens_after", "focus", "summary_kind", "model"),
 ]
 SEARCH_FIELDS = ["message", "session", "lineage", "chat", "role", "at", "text", "snippet", "score"]

@@ -10,14 +10,15 @@ from hermes_state.admin.pairings import (
     approve,
     hash_code,
     list_pairings,
+    load_admin_chats,
     load_roles,
     new_code,
     offer,
     revoke,
 )
 from hermes_state.errors import PairingNotFound
-from hermes_state.values import Millis, Sender, UserRef
-from tests.hermes_state.rows import START
+from hermes_state.values import ChatKey, ChatKind, Millis, Sender, UserRef
+from tests.hermes_state.rows import ANN, START, add_chat, exchange
 
 HOUR = 3_600_000
 EVE = Sender(platform="telegram", id="7", name="Eve")
@@ -122,3 +123,14 @@ def test_a_strangers_name_cannot_control_the_operators_terminal(db: sqlite3.Conn
     assert waiting.display_name.isprintable()
     assert "Eve" in waiting.display_name
     assert len(waiting.display_name) == 80
+
+
+def test_an_admin_is_asked_in_the_newest_direct_chat_with_a_configured_account(db: sqlite3.Connection) -> None:
+    accounts = ("telegram", "telegram/operations", "telegram/removed")
+    keys = [ChatKey(platform="telegram", account=account, chat_ref="42") for account in accounts]
+    chats = [add_chat(db, key, ChatKind.DIRECT) for key in keys]
+    for number, chat_id in enumerate(chats):
+        exchange(db, chat_id, "hello", "hi", at=START + number)
+    assert load_admin_chats(db, {ANN}, accounts[:2]) == [chats[1]]
+    assert load_admin_chats(db, {ANN}, ["telegram", "local"]) == [chats[0]]
+    assert load_admin_chats(db, {ANN}, []) == []
