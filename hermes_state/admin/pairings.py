@@ -155,10 +155,12 @@ def list_pairings(db: Connection, now: Millis) -> list[Pairing]:
     return select(db, Pairing, query, {"now": now})
 
 
-# Purpose: find a person's most recently used direct chat with one of the accounts.
+# Purpose: find a person's most recently used direct chat with one of the accounts. The platform is compared because
+# a button of the console can act in the direct chat of another person.
 _DIRECT_CHAT = """
 SELECT c.id FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
-WHERE c.kind IN ('direct','local') AND c.unreachable_since IS NULL AND c.account IN ({}) AND c.id IN
+WHERE c.kind IN ('direct','local') AND c.unreachable_since IS NULL AND c.platform = ?
+  AND c.account IN ({}) AND c.id IN
   (SELECT chat_id FROM turns WHERE started_by = ? UNION SELECT chat_id FROM inbox WHERE sender_ref = ?)
 ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT 1
 """
@@ -168,7 +170,8 @@ def load_admin_chats(db: Connection, named: Collection[UserRef], accounts: Colle
     """Load each admin's most recently used direct chat with these accounts. Covers `named` and all paired admins."""
     admins = {*named, *(ref for ref, role in load_roles(db).items() if role is UserRole.ADMIN)}
     query = _DIRECT_CHAT.format(", ".join("?" for _ in accounts) or "NULL")
-    found = [scalar_or_none(db, ChatId, query, (*accounts, ref, ref)) for ref in sorted(admins)]
+    people = [(ref.partition(":")[0], *accounts, ref, ref) for ref in sorted(admins)]
+    found = [scalar_or_none(db, ChatId, query, person) for person in people]
     return [chat_id for chat_id in found if chat_id is not None]
 
 

@@ -17,8 +17,8 @@ from hermes_state.admin.pairings import (
     revoke,
 )
 from hermes_state.errors import PairingNotFound
-from hermes_state.values import ChatKey, ChatKind, Millis, Sender, UserRef
-from tests.hermes_state.rows import ANN, START, add_chat, exchange
+from hermes_state.values import LOCAL_OWNER, ChatKey, ChatKind, Millis, Sender, UserRef
+from tests.hermes_state.rows import ANN, START, add_chat, exchange, receive
 
 HOUR = 3_600_000
 EVE = Sender(platform="telegram", id="7", name="Eve")
@@ -134,3 +134,11 @@ def test_an_admin_is_asked_in_the_newest_direct_chat_with_a_configured_account(d
     assert load_admin_chats(db, {ANN}, accounts[:2]) == [chats[1]]
     assert load_admin_chats(db, {ANN}, ["telegram", "local"]) == [chats[0]]
     assert load_admin_chats(db, {ANN}, []) == []
+
+
+def test_a_button_of_the_console_does_not_make_a_persons_chat_the_owners(db: sqlite3.Connection) -> None:
+    own = add_chat(db, ChatKey(platform="local", account="local", chat_ref="main"), ChatKind.LOCAL)
+    other = add_chat(db, ChatKey(platform="telegram", account="telegram", chat_ref="42"), ChatKind.DIRECT)
+    for chat_id in (own, other):
+        receive(db, chat_id, "/stop", sender=LOCAL_OWNER)
+    assert load_admin_chats(db, {LOCAL_OWNER}, ["telegram", "local"]) == [own]
