@@ -50,7 +50,8 @@ def offer_pairing(
     if pairings.is_waiting(db, message.sender.ref, now):
         # Send this reply at most every 5 minutes. Answer every slash command, because Discord shows it as hanging.
         moment = message.event_ref if message.ticket is not None else now // 300_000
-        return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
+        once = f"waits:{message.chat.account}:{message.sender.ref}:{moment}"
+        return refuse(db, message, message.chat, once, STILL_WAITING, cursor, now)
     inbox.advance_cursor(db, cursor)
     return None
 

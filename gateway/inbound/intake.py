@@ -404,7 +404,7 @@ class GatewayIntake:
         else:
             # Reply once a day, but to every slash command, because Discord shows an unanswered command as hanging.
             which = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{now // 86_400_000}"
-            reason = f"no-access:{which}"
+            reason = f"no-access:{message.chat.account}:{which}"
             chat_id = await self.store.write(refuse, message, message.chat, reason, NO_ACCESS, cursor, now)
         log.info("access.denied", platform=message.chat.platform, sender=message.sender.ref)
         if chat_id is not None:

@@ -279,7 +279,8 @@ class Poller:
             try:
                 await self._poll()
             except InvalidToken:
-                raise TokenRejected("Telegram no longer accepts the bot token; check telegram.token") from None
+                said = f"Telegram no longer accepts the bot token; check {self.settings.token_key}"
+                raise TokenRejected(said) from None
             except (TelegramError, TimeoutError) as error:
                 await self._recover(error)
 

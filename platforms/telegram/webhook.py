@@ -104,7 +104,7 @@ async def keep_webhook(
             health.progressed()
             pause = settings.webhook_check_seconds
         except InvalidToken:
-            raise TokenRejected("Telegram no longer accepts the bot token; check telegram.token") from None
+            raise TokenRejected(f"Telegram no longer accepts the bot token; check {settings.token_key}") from None
         except (TelegramError, TimeoutError) as error:
             failures += 1
             log.warning("telegram.webhook_check_failed", error=type(error).__name__, failures=failures)

@@ -52,6 +52,20 @@ async def test_without_pairing_a_stranger_is_told_once_a_day(serve: Serve) -> No
         assert gateway.adapter.texts(EVE_CHAT) == [NO_ACCESS]
 
 
+@pytest.mark.parametrize("is_pairing", [False, True], ids=["closed", "pairing"])
+async def test_every_bot_answers_a_stranger(serve: Serve, is_pairing: bool) -> None:
+    async with serve(pairing={"enabled": is_pairing}) as gateway:
+        if is_pairing:
+            await gateway.ask("hi", chat=EVE_CHAT, sender=EVE)  # the code
+        for account in ("telegram", "telegram/operations"):
+            await gateway.intake.accept(
+                gateway.message("hi", chat=replace(EVE_CHAT, account=account), sender=EVE), None
+            )
+        query = """SELECT c.account FROM outbox o JOIN chats c ON c.id = o.chat_id
+        WHERE o.dedupe_key LIKE 'waits:%' OR o.dedupe_key LIKE 'no-access:%'"""
+        assert sorted(await gateway.rows(query)) == [("telegram",), ("telegram/operations",)]
+
+
 async def test_a_stranger_in_a_group_is_ignored_and_creates_no_chat(gateway: TestGateway) -> None:
     await gateway.say("@bot hi", chat=GROUP, sender=EVE, cursor=cursor(1))
     await gateway.say("overheard", chat=GROUP, is_addressed=False, cursor=cursor(2))

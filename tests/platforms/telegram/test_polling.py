@@ -15,11 +15,11 @@ from structlog.testing import capture_logs
 from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable, TokenRejected
 from platforms.base import AdapterState
-from platforms.telegram import TelegramSettings
+from platforms.telegram import TelegramSettings, WebhookSettings
 from tests.fakes.labkit import Server
 from tests.fakes.wire import Wire
 from tests.platforms.contract import RecordingIntake, eventually, request, running
-from tests.platforms.telegram.harness import GROUP, PERSON, TOKEN, TelegramHarness
+from tests.platforms.telegram.harness import GROUP, PERSON, TOKEN, TelegramHarness, free_port
 
 IMPATIENT = {"poll_seconds": 0.1, "poll_grace_seconds": 0.3, "stall_seconds": 0.6}
 """Settings that notice silence within tenths of a second."""
@@ -300,6 +300,17 @@ async def test_a_token_revoked_while_running_ends_the_adapter_with_an_error(tele
     with pytest.raises(TokenRejected):
         await asyncio.wait_for(task, 20)
     assert telegram.adapter.health().state is AdapterState.FAILED
+
+
+@pytest.mark.parametrize("is_webhook", [False, True], ids=["polling", "webhook"])
+async def test_an_error_about_a_revoked_token_names_the_setting_of_this_bot(tmp_path: Path, is_webhook: bool) -> None:
+    port = free_port()
+    hook = WebhookSettings(url=f"http://127.0.0.1:{port}/telegram", port=port) if is_webhook else None
+    key, method = "telegram.accounts[2]", "setWebhook" if is_webhook else "getUpdates"
+    async with TelegramHarness(tmp_path, webhook=hook, token_key=key) as telegram:
+        await telegram.fault(match=method, kind="401", times=1)
+        with pytest.raises(TokenRejected, match=re.escape(key)):
+            await asyncio.wait_for(telegram.adapter.run(telegram.intake), 20)
 
 
 async def test_a_404_from_a_proxy_does_not_reject_the_token(telegram: TelegramHarness) -> None:
