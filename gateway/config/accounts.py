@@ -5,7 +5,7 @@ stored under the platform and its own name, such as `telegram/operations`.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import AfterValidator, BeforeValidator
 
 from gateway.config.blocks import checked_block, fields_of, is_block
+from hermes_state.redaction import redact
 from hermes_state.setting_types import FrozenBlock, keyed, listed
 from hermes_state.settings import Setting
 from platforms.settings import DiscordSettings, TelegramSettings, WebhookSettings
@@ -27,7 +28,7 @@ def _keys_of(kind: type[Bot], value: object) -> dict[str, Any]:
     name = str(row.pop("name", ""))
     if name and re.fullmatch(r"(?=.{1,24}$)[a-z0-9]+([_-][a-z0-9]+)*", name) is None:
         raise ValueError(
-            f"{name[:40]!r} cannot be the name of an account: use at most 24 of the characters a-z and 0-9, "
+            f"{redact(name)[:40]!r} cannot be the name of an account: use at most 24 of the characters a-z and 0-9, "
             "with single - or _ between them"
         )
     fields, called = fields_of(kind), name or "account"
@@ -122,9 +123,29 @@ def check_accounts(telegram: TelegramConfig, discord: DiscordConfig) -> None:
             if (other := seen.setdefault((bot.server, bot.token), bot.token_key)) != bot.token_key:
                 raise ValueError(f"{place} has the same token as {other}: each account needs a bot of its own")
             hook = bot.webhook if isinstance(bot, TelegramSettings) else WebhookSettings()
-            listens = (hook.host, hook.port) if hook.url is not None and hook.port else place
-            if (other := seen.setdefault(listens, place)) != place:
-                raise ValueError(f"{place} has the same webhook.port as {other}: each webhook needs its own port")
+            listens = {"port": (hook.host, hook.port), "url": hook.url} if hook.url is not None and hook.port else {}
+            for what, value in listens.items():
+                if (other := seen.setdefault(value, place)) != place:
+                    raise ValueError(
+                        f"{place} has the same webhook.{what} as {other}: each webhook needs its own {what}"
+                    )
+
+
+def check_places(telegram: TelegramConfig, discord: DiscordConfig, places: Mapping[str, Iterable[str]]) -> None:
+    """Raise `ValueError` if a place names a first account by its own name, under which no chat is stored.
+
+    `places` contains the names of accounts and chats in each setting.
+    """
+    bots: list[Bot] = [*telegram.all_bots, *discord.all_bots]
+    stored = {bot.label: bot.account for bot in bots if bot.label != bot.account}
+    for key, names in places.items():
+        for name in names:
+            label, colon, chat = name.partition(":")
+            if (account := stored.get(label)) is not None:
+                raise ValueError(
+                    f"{key}: {account}.accounts[1] is stored as {account}, so write {account}{colon}{chat} instead of "
+                    f"{name}"
+                )
 
 
 def idle_accounts(telegram: TelegramConfig, discord: DiscordConfig) -> Iterator[str]:

@@ -37,7 +37,12 @@ class YamlFile:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def position(self, key: KeyPath) -> str:
-        """Return a key's position, such as `/home/…/config.yaml line 7`; for YAML aliases and merges, only the path."""
+        """Return a key's position, such as `/home/…/config.yaml line 7`; for YAML aliases and merges, only the path.
+
+        An item of a list that is written as one text has the position of its key.
+        """
+        if key not in self.lines and key[-1].startswith("["):
+            key = key[:-1]
         return f"{self.path} line {self.lines[key]}" if key in self.lines else str(self.path)
 
 

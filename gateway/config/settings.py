@@ -22,7 +22,7 @@ from agent.settings import (
     WebSettings,
     WorkspaceSettings,
 )
-from gateway.config.accounts import Bot, DiscordConfig, TelegramConfig, check_accounts
+from gateway.config.accounts import Bot, DiscordConfig, TelegramConfig, check_accounts, check_places
 from gateway.config.blocks import BaseConfig, did_you_mean, setting, unknown_key
 from gateway.config.context_settings import (
     AuxiliaryConfig,
@@ -279,6 +279,8 @@ class Config(BaseConfig):
     def _is_safe(self) -> "Config":
         self.network.check()
         check_accounts(self.telegram, self.discord)
+        places = {"tools.use_on": [*self.tools.use_on], "tools.approval_on": [*self.tools.approval_on]}
+        check_places(self.telegram, self.discord, places)
         if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:
             raise ValueError(
                 f"local.host {self.local.host} is reachable from other machines, but `access` is empty: "

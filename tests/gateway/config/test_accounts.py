@@ -111,6 +111,14 @@ def test_a_variable_contains_the_list_as_json(load: Load) -> None:
             "line 3: telegram.accounts[2] has the same webhook.port as telegram.accounts[1]: each webhook",
             id="one port for two webhooks",
         ),
+        pytest.param(
+            [
+                "{webhook: {url: 'https://a.org/x', port: 1}, token: '1:a'}",
+                "{name: b, webhook: {url: 'https://a.org/x', port: 2}, token: x}",
+            ],
+            "line 3: telegram.accounts[2] has the same webhook.url as telegram.accounts[1]: each webhook",
+            id="one address for two webhooks",
+        ),
         pytest.param(["7"], "line 2: telegram.accounts[1]: must be a block of names, each with a value", id="no block"),
     ],
 )
@@ -126,6 +134,34 @@ def test_accounts_that_cannot_run_together_are_refused_with_their_line(
 def test_a_token_in_a_variable_and_again_in_the_list_is_refused(load: Load) -> None:
     said = refusal(load, "telegram: [{name: a}, {name: b, token: '1:a'}]", HERMES_TELEGRAM__TOKEN="1:a")
     assert "telegram.accounts[2] has the same token as telegram.token" in said
+
+
+def test_a_token_in_place_of_a_name_is_not_shown(load: Load) -> None:
+    said = refusal(load, "telegram: [{name: '123456789:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw1', token: operations}]")
+    assert "cannot be the name of an account" in said
+    assert "AAHdqTcv" not in said
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("telegram/support", "telegram.accounts[1] is stored as telegram, so write telegram instead of"),
+        ("telegram/support:42", "telegram.accounts[1] is stored as telegram, so write telegram:42 instead of"),
+    ],
+)
+def test_a_rule_for_the_first_account_that_would_never_apply_is_refused(
+    load: Load, home: Path, place: str, problem: str
+) -> None:
+    said = refusal(load, f"{TWO}tools:\n  use_on: {{'{place}': {{'*': off}}}}")
+    assert said.startswith(f"{home / 'config.yaml'} line 12: tools.use_on: {problem} {place}")
+    rules = load(f"{TWO}tools: {{use_on: {{telegram: {{'*': off}}, telegram/operations: {{'*': on}}}}}}").config.tools
+    keys = [ChatKey(platform="telegram", account=name, chat_ref="42") for name in ("telegram", "telegram/operations")]
+    assert [rules.switch_of("web_fetch", key) for key in keys] == ["off", "on"]
+
+
+def test_an_item_of_a_list_in_one_text_has_the_line_of_its_key(load: Load, home: Path) -> None:
+    said = refusal(load, "access:\n  admins: telegram:42, foo")
+    assert said.startswith(f"{home / 'config.yaml'} line 2: access.admins: 'foo' is not an id")
 
 
 def test_tokens_of_accounts_are_secrets_and_each_has_a_lock(load: Load, tmp_path: Path) -> None:
