@@ -24,7 +24,7 @@ _Bot = TypeVar("_Bot", TelegramSettings, DiscordSettings)
 
 def _keys_of(kind: type[Bot], value: object) -> dict[str, Any]:
     """Return the keys that an account sets. Raises `ValueError` for an invalid name, key or value."""
-    row = {key: written for key, written in keyed(value).items() if written is not None}
+    row = _set_keys(value)
     name = str(row.pop("name", ""))
     if name and re.fullmatch(r"(?=.{1,24}$)[a-z0-9]+([_-][a-z0-9]+)*", name) is None:
         raise ValueError(
@@ -35,9 +35,14 @@ def _keys_of(kind: type[Bot], value: object) -> dict[str, Any]:
     for key, written in row.items():
         inner = fields[key].annotation if key in fields else None
         if isinstance(inner, type) and is_block(inner):
-            row[key] = checked_block(inner, keyed(written), f"{called}.{key}", fields_of(inner))
+            row[key] = checked_block(inner, _set_keys(written), f"{called}.{key}", fields_of(inner))
     block = checked_block(kind, row, called, fields)
     return {"name": name, **{key: getattr(block, key) for key in row}}
+
+
+def _set_keys(value: object) -> dict[str, Any]:
+    """Return the keys of a block that are set, because an empty value counts as not set."""
+    return {key: written for key, written in keyed(value).items() if written is not None and str(written).strip()}
 
 
 _Row: TypeAlias = Annotated[dict[str, Any], AfterValidator(FrozenBlock)]
@@ -112,6 +117,9 @@ def check_accounts(telegram: TelegramConfig, discord: DiscordConfig) -> None:
         platform, key = block.account, f"{block.account}.accounts"
         bots: Sequence[Bot] = block.all_bots
         seen: dict[object, str] = {}
+        if block.token is not None and bots[0].token != block.token:
+            where = f"{platform}.token and {key}[1]"
+            raise ValueError(f"{where} are different tokens for the first account: remove one of them")
         for number, bot in enumerate(bots, start=1):
             place = f"{key}[{number}]" if block.accounts else f"{platform}.token"
             if number > 1 and bot.label == platform:

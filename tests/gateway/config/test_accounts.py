@@ -12,6 +12,7 @@ from gateway.daemon.process import token_locks
 from gateway.operator.effective import effective_settings
 from hermes_state.setting_types import plain
 from hermes_state.values import ChatKey
+from platforms.settings import WebhookSettings
 from tests.gateway.config.test_config import refusal
 from tests.gateway.helpers import Load
 
@@ -134,6 +135,24 @@ def test_accounts_that_cannot_run_together_are_refused_with_their_line(
 def test_a_token_in_a_variable_and_again_in_the_list_is_refused(load: Load) -> None:
     said = refusal(load, "telegram: [{name: a}, {name: b, token: '1:a'}]", HERMES_TELEGRAM__TOKEN="1:a")
     assert "telegram.accounts[2] has the same token as telegram.token" in said
+
+
+def test_two_tokens_for_the_first_account_are_refused(load: Load) -> None:
+    accounts = "telegram: [{name: operations, token: '2:b'}, {name: c, token: '3:c'}]"
+    said = refusal(load, accounts, HERMES_TELEGRAM__TOKEN="1:a")
+    assert said == (
+        "HERMES_TELEGRAM__TOKEN: telegram.token and telegram.accounts[1] are different tokens for the first account: "
+        "remove one of them"
+    )
+    assert tokens(load(accounts, HERMES_TELEGRAM__TOKEN="2:b").config)["telegram/operations"] == "2:b"
+
+
+def test_an_empty_value_of_an_account_counts_as_not_set(load: Load) -> None:
+    empty = "{name: support, token: '', base_url: '', webhook: {url: '', secret: '', port: ''}}"
+    loaded = load(f"telegram: [{empty}, {{name: idle, token: '  '}}]", HERMES_TELEGRAM__TOKEN="1:a")
+    assert tokens(loaded.config) == {"telegram/support": "1:a"}
+    assert loaded.config.telegram.bots[0].webhook == WebhookSettings()
+    assert "telegram.accounts[2]: telegram/idle has no token, so it is not connected" in loaded.warnings
 
 
 def test_a_token_in_place_of_a_name_is_not_shown(load: Load) -> None:
