@@ -117,6 +117,12 @@ def find_new(db: Connection, platform: str, account: str, event_ref: str) -> Inb
     return scalar_or_none(db, InboxId, query, (platform, account, event_ref))
 
 
+def find_accounts(db: Connection, platform: str, bot_id: str) -> list[str]:
+    """Return the accounts under which a bot's events are stored. Platform events begin with the id of their bot."""
+    query = "SELECT DISTINCT account FROM inbox WHERE platform = ? AND event_ref LIKE ? ORDER BY account"
+    return scalars(db, str, query, (platform, f"{bot_id}:%"))
+
+
 def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None = None) -> InboxId | None:
     """Store an event, claimed by the turn `turn_id` if given. Return None if the event is already stored."""
     state = InboxState.NEW if turn_id is None else InboxState.CLAIMED

@@ -3,6 +3,7 @@
 Imports no SDK. All times are in seconds unless the name says otherwise.
 """
 
+import base64
 import ipaddress
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from hermes_state.aio import Backoff
 from hermes_state.network import NetworkSettings
-from hermes_state.setting_types import Origin, Secret, SocketUrl, Url, WebhookSecret
+from hermes_state.setting_types import Origin, Secret, SocketUrl, Url, WebhookSecret, plain
 from hermes_state.settings import Setting
 
 TableStyle: TypeAlias = Literal["list", "text"]
@@ -81,6 +82,11 @@ class TelegramSettings:
     def server(self) -> str:
         return self.base_url
 
+    @property
+    def bot_id(self) -> str:
+        """The bot's id, with which its token begins, or an empty string."""
+        return _digits(str(plain(self.token)).partition(":")[0])
+
 
 @dataclass(frozen=True, kw_only=True)
 class DiscordSettings:
@@ -119,6 +125,19 @@ class DiscordSettings:
     @property
     def server(self) -> str:
         return self.api_url
+
+    @property
+    def bot_id(self) -> str:
+        """The bot's id, with which its token begins (in base64), or an empty string."""
+        first = str(plain(self.token)).partition(".")[0]
+        try:
+            return _digits(base64.urlsafe_b64decode(first + "==").decode("ascii"))
+        except ValueError:
+            return ""
+
+
+def _digits(text: str) -> str:
+    return text if text.isascii() and text.isdecimal() else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from hermes_state.disk import take_reserve
 from hermes_state.engines.opening import open_store
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.inbox import find_accounts
 from hermes_state.search.index import keep_index
 
 log = structlog.get_logger()
@@ -72,7 +73,7 @@ async def _serve(parts: Parts) -> None:
         left = parts.group.create_task(parts.membership.end_left_transactions(), name="left")
 
     async def take_up() -> None:
-        await _check_first_accounts(parts)
+        await _check_accounts(parts)
         await parts.access.load()
         await parts.node.start()
 
@@ -87,9 +88,16 @@ async def _serve(parts: Parts) -> None:
     log.info("daemon.stopped")
 
 
-async def _check_first_accounts(parts: Parts) -> None:
-    """Raise `ConfigError` if the first bot of a platform has chats as a further bot, so would get other bots' chats."""
+async def _check_accounts(parts: Parts) -> None:
+    """Raise `ConfigError` if a bot is configured as another account than before, so would get other bots' chats."""
     for bot in parts.live.config.bots.values():
+        platform = bot.account.partition("/")[0]
+        before = await parts.store.read(find_accounts, platform, bot.bot_id) if bot.bot_id else []
+        if before and bot.account not in before:
+            raise ConfigError(
+                f"{bot.token_key} belongs to the bot of the account {before[0]}, which would lose its chats and get "
+                f"those of {bot.account}: give it its place and its name in {platform}.accounts again"
+            )
         if bot.label != bot.account and await parts.store.read(has_chats, bot.label):
             raise ConfigError(
                 f"{bot.account}.accounts[1]: {bot.label} cannot become the first account, because it has stored chats "

@@ -192,6 +192,26 @@ async def test_a_further_bot_cannot_become_the_first_and_get_other_chats(bots: B
     assert await bots.replies2(1, match="again")
 
 
+async def test_a_bot_keeps_its_account(bots: Bots) -> None:
+    await bots.gateway.start()
+    await bots.say2("hello")
+    await bots.replies2(1)
+    await bots.gateway.stop()
+    usual = {name: bots.gateway.environ[f"HERMES_TELEGRAM__{name}"] for name in ("TOKEN", "BASE_URL")}
+    bots.configure("")
+    await bots.gateway.spawn(HERMES_TELEGRAM__TOKEN=OTHER_TOKEN, HERMES_TELEGRAM__BASE_URL=bots.tg2.url)
+    assert await bots.gateway.wait() == 78
+    assert "telegram.token belongs to the bot of the account telegram/operations" in bots.gateway.log_text()
+    bots.list_accounts(second="ops")
+    await bots.gateway.spawn(**{f"HERMES_TELEGRAM__{name}": value for name, value in usual.items()})
+    assert await bots.gateway.wait() == 78
+    assert "telegram.accounts[2] belongs to the bot of the account telegram/operations" in bots.gateway.log_text()
+    bots.list_accounts()
+    await bots.gateway.start()
+    await bots.say2("again")
+    assert await bots.replies2(1, match="again")
+
+
 async def test_a_new_account_connects_after_a_restart(bots: Bots) -> None:
     accounts = (bots.home / "config.yaml").read_text()
     bots.configure("telegram:\n  - name: support\n")

@@ -137,6 +137,11 @@ def test_a_token_in_a_variable_and_again_in_the_list_is_refused(load: Load) -> N
     assert "telegram.accounts[2] has the same token as telegram.token" in said
 
 
+def test_a_token_tells_the_id_of_its_bot(load: Load) -> None:
+    yaml = "telegram: {token: '42:a'}\ndiscord: [{token: ODAzNTExMTAyMjQ2Nzg5MTI.x.y}, {name: b, token: no-id}]"
+    assert [bot.bot_id for bot in load(yaml).config.bots.values()] == ["42", "80351110224678912", ""]
+
+
 def test_two_tokens_for_the_first_account_are_refused(load: Load) -> None:
     accounts = "telegram: [{name: operations, token: '2:b'}, {name: c, token: '3:c'}]"
     said = refusal(load, accounts, HERMES_TELEGRAM__TOKEN="1:a")
