@@ -45,6 +45,15 @@ def _set_keys(value: object) -> dict[str, Any]:
     return {key: written for key, written in keyed(value).items() if written is not None and str(written).strip()}
 
 
+def has_first_token(accounts: object) -> bool:
+    """Return True if the first account has a token of its own. The list need not have been checked."""
+    try:
+        rows = listed(accounts)
+        return isinstance(rows, Sequence) and bool(rows) and "token" in _set_keys(rows[0])
+    except ValueError:
+        return False
+
+
 _Row: TypeAlias = Annotated[dict[str, Any], AfterValidator(FrozenBlock)]
 
 

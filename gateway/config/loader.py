@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.accounts import idle_accounts
+from gateway.config.accounts import has_first_token, idle_accounts
 from gateway.config.blocks import ConfigRejected, details_of, did_you_mean, field_choices, is_secret, problem
 from gateway.config.context_settings import SummaryModelConfig
 from gateway.config.fields import (
@@ -252,7 +252,8 @@ def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]
     is_anthropic = str(protocol).strip().lower() == "anthropic"
     for name, key in CUSTOMARY.items():  # never send one provider's key to another provider
         is_fitting = key[0] != "model" or name.startswith("ANTHROPIC_") == is_anthropic
-        if is_fitting and key not in chosen and (found := _first(sources, name)) is not None:
+        is_set = key in chosen or has_first_token(chosen.get((key[0], "accounts"), ((), ""))[0])
+        if is_fitting and not is_set and (found := _first(sources, name)) is not None:
             chosen[key] = found
     return chosen
 

@@ -149,7 +149,11 @@ def test_two_tokens_for_the_first_account_are_refused(load: Load) -> None:
         "HERMES_TELEGRAM__TOKEN: telegram.token and telegram.accounts[1] are different tokens for the first account: "
         "remove one of them"
     )
-    assert tokens(load(accounts, HERMES_TELEGRAM__TOKEN="2:b").config)["telegram/operations"] == "2:b"
+    for variable, token in (("HERMES_TELEGRAM__TOKEN", "2:b"), ("TELEGRAM_BOT_TOKEN", "9:of-another-program")):
+        assert tokens(load(accounts, **{variable: token}).config)["telegram/operations"] == "2:b"
+    without_token = load("telegram: [{name: operations}]", TELEGRAM_BOT_TOKEN="1:a")
+    assert tokens(without_token.config) == {"telegram/operations": "1:a"}
+    assert "telegram.accounts[1]: must be a block" in refusal(load, "telegram: [7]", TELEGRAM_BOT_TOKEN="1:a")
 
 
 def test_an_empty_value_of_an_account_counts_as_not_set(load: Load) -> None:
