@@ -19,9 +19,12 @@ class Switch(Generic[Choice]):
     """Start of the key of the note that stores a chat's choice."""
     choices: tuple[Choice, ...]
 
-    async def load(self, store: Store, chat_id: ChatId, default: Choice) -> Choice:
-        chosen = await store.read_short(load_note, f"{self.key}.{chat_id}")
+    def read(self, db: Connection, chat_id: ChatId, default: Choice) -> Choice:
+        chosen = load_note(db, f"{self.key}.{chat_id}")
         return next((choice for choice in self.choices if choice == chosen), default)
+
+    async def load(self, store: Store, chat_id: ChatId, default: Choice) -> Choice:
+        return await store.read_short(self.read, chat_id, default)
 
     def choosing(self, chat_id: ChatId, choice: str, text: str) -> "partial[str]":
         """Return the effect of a command that stores a choice and replies with `text`."""

@@ -7,7 +7,7 @@ as after a restart. Only the unfinished text of the failed model is lost.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import structlog
@@ -21,6 +21,7 @@ from agent.model.base import Payer
 from agent.model.caps import StoreLedger
 from agent.model.client import record_cancelled
 from agent.model.errors import remedy_for, sentence_for
+from agent.settings import VoiceSettings
 from agent.tool_calls import ApprovalNeededError
 from agent.turn import Agent, Answer
 from gateway.config.routes import RouteConfig
@@ -181,14 +182,14 @@ class TurnRunner:
             raise
         finally:
             await self._close(preview, turn, done)
-        final = await self._final(turn, done, tells_pressure=config.notices.pressure)
-        pressure, clock = done.answer.pressure, self.clock
+        final = self._final(turn, done, tells_pressure=config.notices.pressure)
+        pressure, clock, voice = done.answer.pressure, self.clock, self.runtime.config.voice
         try:
             await self.delivery.store_and_send(
                 turn,
                 final.markdown or final.text,
                 lambda rendered: self.store.write_with_retry(
-                    _finish_turn, turn, final, pressure, clock, rendered, preview.is_stored
+                    _finish_turn, turn, final, pressure, clock, rendered, preview.is_stored, voice
                 ),
             )
         except TurnMoved:  # the turn was stopped in the meantime, so record only its cost
@@ -233,20 +234,18 @@ class TurnRunner:
         self.delivery.wake(turn.chat_id)
         return model.route
 
-    async def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> ModelAnswer:
+    def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> ModelAnswer:
         """Return the answer to store. The notices below the answer are for the chat, and the model never sees them."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
         image_notice = f"_{answer.notice}_" if answer.notice is not None else None
         before = self.runtime.fallbacks.note(turn.lineage_id, done.chosen, done.by)
-        voice = self.runtime.config.voice
         notices = [line for line in (change_notice(done, before), image_notice, pressure) if line]
         return ModelAnswer(
             text=answer.text,
             call=answer.call,
             reported_prompt_tokens=answer.reported_prompt_tokens,
             markdown="\n\n".join([answer.text, *notices]) if notices else "",
-            speaks="off" if voice.model is None else await VOICE.load(self.store, turn.chat_id, voice.mode),
         )
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
@@ -266,9 +265,12 @@ def _finish_turn(
     clock: Clock,
     rendered: RenderedReply | None,
     has_stored_preview: bool,
+    voice: VoiceSettings,
 ) -> OutboxRow | None:
     """End a turn and record its notices. Return the reply to send now. A retried transaction reads the clock again."""
     end_sign = _end_sign(db, turn, Sign.DONE, clock.now())
+    if voice.model is not None:
+        final = replace(final, speaks=VOICE.read(db, turn.chat_id, voice.mode))
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if end_sign is not None:
         outbox.enqueue(db, end_sign, clock.now())

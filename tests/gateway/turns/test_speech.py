@@ -45,7 +45,7 @@ def test_a_long_answer_is_cut_at_the_best_place(markdown: str, end: str) -> None
 
 @dataclass
 class FailingStore:
-    """Store that fails in one call of a method: `read`, whose calls are counted, or `write_with_retry`."""
+    """Store that fails in one call of a method, such as `read`. The calls of the method are counted."""
 
     store: Store
     method: str
@@ -98,3 +98,10 @@ async def test_a_database_error_delays_a_voice_message(
         assert await gateway.rows("SELECT state FROM outbox WHERE kind = 'voice'") == [("sent",)]
         assert voice.calls == calls, "only a recording that could not be stored is made again"
         await recorder.cancel()
+
+
+async def test_an_answer_is_stored_even_if_the_database_cannot_be_read(serve: Serve, store: Store) -> None:
+    async with serve(voice={"model": "lab-tts"}) as gateway:
+        gateway.lanes.turns.store = FailingStore(store, "read_short")  # type: ignore[assignment]
+        assert await gateway.ask("hello") == "echo: hello"
+        assert len(gateway.model.requests) == 1, "a paid answer is not asked for again"
