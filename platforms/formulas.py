@@ -24,10 +24,13 @@ _ENDS = {"$$": "$$", "\\[": "\\]", "\\(": "\\)", "$": "$"}
 _NAMES = re.compile(r"\\(?:text|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _IS_CLEAR = re.compile(r"\\[A-Za-z]|[\^_]")
 _IS_CODE = re.compile(
-    r"(?:^|\s)\^[^\s{\d\\*]|\.[*+?]|\b[A-Z]:\\[A-Za-z]"
-    r"|^(?:[A-Z]{3,}|\d[\d.,]*)\s+(?!\\|(?:[-+*/|<>=≤≥≈≠\u00d7·^]|[<>!]=)\s)"
+    r"(?:^|\s)\^[^\s{\d\\*]|\.[*+?]|\b[A-Z]:\\[A-Za-z](?!.*\\(?:to|mapsto|rightarrow)\b)"
+    r"|^(?:[A-Z]{3,}|\d[\d.,]*(?!\s+[A-Za-z](?:[\^_]|\s+[-+=])))\s+(?!\\|(?:[-+*/|<>=≤≥≈≠\u00d7·^]|[<>!]=)\s)"
 )
-"""Text of a regular expression (`^[a-z]`, `.*`), with a path of Windows, or after a shell variable or a price."""
+r"""Text of a regular expression (`^[a-z]`, `.*`), with a path of Windows, or after a shell variable or a price.
+
+A variable with a coefficient (`2 x^2`) and a function (`X:\Omega \to A`) are formulas.
+"""
 _IS_POSSIBLE = re.compile(r"[-=<>+*/|!≤≥≈≠∈±\u00d7·√∞()]|^[A-Za-z\u0391-\u03c9]'*$|^\d+(?:[.,]\d+)*$")
 
 _WORD = re.compile(r"[\w$}]", re.ASCII)
@@ -161,12 +164,10 @@ def _matrix(found: re.Match[str]) -> str:
 def is_formula(text: str) -> bool:
     """Return True if the text between two delimiters is probably a formula.
 
-    >>> [is_formula(text) for text in ("x", "a^2 + b^2", "2n+1", "5 and", "HOME/bin", "USER ^.*", r"\\\\text{if } x")]
-    [True, True, True, False, False, False, True]
+    >>> [is_formula(text) for text in ("x", "a^2 + b^2", "2n+1", "5 and", "HOME/bin", r"\\\\text{if } x")]
+    [True, True, True, False, False, True]
     """
     text = text.strip()
-    if _IS_CODE.search(text):
-        return False
     words = re.findall(r"[^\W\d_]{3,}|[\u2e80-\ud7ff]", _NAMES.sub(" ", text))
     if _IS_CLEAR.search(text):
         return len(words) < 4
@@ -188,7 +189,7 @@ def _read_inline(state: StateInline, silent: bool) -> bool:
         return False
     if "`" in text or (mark == "$" and ("\n" in text or text.endswith("\\"))):
         return False
-    if mark == "$" and text != text.strip() and not _NAMES.search(text):
+    if mark == "$" and (_IS_CODE.search(text.strip()) or (text != text.strip() and not _NAMES.search(text))):
         return False
     if mark == "\\[" and text.strip().isalnum():
         return False  # `\[1\]` is a bracket that should not be a link

@@ -70,6 +70,21 @@ def test_prices_variables_and_code_stay_as_they_are(text: str) -> None:
     assert on_discord(text).strip("\n") == code.replace("**", "")
 
 
+@pytest.mark.parametrize(
+    ("latex", "text"),
+    [
+        (r"\(2 x^2\)", "2 x²"),
+        ("$$3 a_1 + 1$$", "3 a₁ + 1"),
+        (r"\[5 a + b\]", "5 a + b"),
+        ("$2 x^2$", "2 x²"),
+        ("$2 x + 1$", "2 x + 1"),
+        (r"$X:\Omega \to A$", "X:Ω → A"),
+    ],
+)
+def test_coefficients_and_functions_are_no_prices_or_paths(latex: str, text: str) -> None:
+    assert telegram.render(f"So {latex} here")[0].text == f"So {text} here"
+
+
 @pytest.mark.parametrize("formula", [r"$\frac{a}{b_1}$", "$$\nx^2\n$$", r"\(a_1 + b\)", "\\[\nx_1\n\\]"])
 def test_a_formula_that_is_being_written_stays_as_it_is(formula: str) -> None:
     for length in range(1, len(formula)):
