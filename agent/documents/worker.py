@@ -41,7 +41,7 @@ class UnreadableError(Exception):
 def main(first: int, last: int, max_characters: int, max_images: int, seconds: float) -> NoReturn:
     """Write the text of the document on standard input, and exit.
 
-    A thread reads it. If a page takes too long, the pages before it are written, and the thread ends with the process.
+    A thread reads it. If that takes too long, what has been read is written, and the thread ends with the process.
     """
     file = open(0, "rb", closefd=False)  # noqa: SIM115  # ends with the process
     start = file.read(1_024)
@@ -58,7 +58,7 @@ def main(first: int, last: int, max_characters: int, max_images: int, seconds: f
     reader = threading.Thread(target=_read, args=(lines, told, pieces, max_characters), daemon=True)
     reader.start()
     reader.join(ends_at - time.monotonic())
-    if reader.is_alive() and not told["done"]:
+    if reader.is_alive() and len(pieces) < (1 if is_pdf else 2):  # no page, or only the head of one
         told["fault"] = "bomb"
     head = json.dumps(told)
     text = "\n".join(pieces)[:max_characters]

@@ -53,6 +53,13 @@ async def test_pages_before_a_slow_one_are_kept(tmp_path: Path, monkeypatch: pyt
         await read(pdf(slow), tmp_path, max_images=1)
 
 
+async def test_the_beginning_of_a_slow_sheet_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "READ_SECONDS", 1.5)
+    words = '<row><c t="inlineStr"><is><t>first words</t></is></c></row>'
+    found = await read(xlsx(("Big", words + "<row/>" * 8_000_000)), tmp_path)
+    assert (found.text, found.done) == ("[sheet 1 of 1: Big]\nfirst words", 0)
+
+
 async def test_pages_without_text_are_rendered_for_models_that_see(tmp_path: Path) -> None:
     scan = pdf("words on paper", "", "", "")
     found = await read(scan, tmp_path, max_images=2)
