@@ -227,7 +227,7 @@ class AttachmentHandler:
             search = f" and can search {whole}" if len(pieces) > 1 else ""
             gathered.hints.append(f"{beginning}{search}.")
         if not is_read:
-            part = f"{found.unit} 1-{found.done} of {found.total or 'more'}" if found.unit else "the beginning"
+            part = f"{found.unit} 1-{found.done} of {found.total or 'more'}" if found.done else "the beginning"
             gathered.note(f"only {part} of “{name}” could be stored")
         try:
             images = await store_images(found, name, chat.id, self.scaler, self.store, self.clock)

@@ -33,6 +33,7 @@ from hermes_state.values import (
 )
 from platforms.base import AdapterState
 from tests.clocks import TurnedClock
+from tests.documents import xlsx
 from tests.gateway.helpers import DIRECT, Serve, TestGateway, chat, eventually, hanging
 from tests.hermes_state.rows import received as waiting
 from tests.pictures import picture
@@ -87,6 +88,17 @@ async def test_a_long_document_is_cut_and_sender_and_model_are_told(gateway: Tes
     assert "“a.txt”" in hint
     assert "first 50,000 characters" in hint
     assert reply.startswith(f"echo: {text}".strip())
+
+
+async def test_a_sheet_that_is_stored_in_part_is_called_the_beginning(
+    gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("agent.documents.reading", "gateway.turns.attachments"):
+        monkeypatch.setattr(f"{module}.MAX_CHARACTERS", 200)
+    row = '<row><c t="inlineStr"><is><t>words</t></is></c></row>'
+    await send(gateway, file("a.xlsx"), xlsx(("Big", row * 100)))
+    notes = gateway.model.requests[-1].transcript[-1].body.notes
+    assert notes == ("only the beginning of “a.xlsx” could be stored",)
 
 
 async def test_a_document_that_fits_gets_no_notice(gateway: TestGateway) -> None:
