@@ -69,7 +69,7 @@ def url(
     browser: Annotated[str, typer.Argument(metavar="[ID]", help="With --revoke: only this browser.")] = "",
     is_list: Annotated[bool, typer.Option("--list", help="List the browsers that are signed in.")] = False,
     is_revoked: Annotated[
-        bool, typer.Option("--revoke", help="Sign out all browsers, or the one with this ID.")
+        bool, typer.Option("--revoke", help="Sign out the browser with this ID, or all browsers and unused links.")
     ] = False,
     name: Annotated[str, typer.Option("--for", metavar="NAME", help="Sign in this person, not the owner.")] = "",
     role: Annotated[UserRole | None, typer.Option("--role", help="With --for: role of the person.")] = None,

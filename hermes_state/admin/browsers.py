@@ -76,9 +76,13 @@ def add(db: Connection, browser: SignedInBrowser, max_browsers: int) -> None:
 
 @locks("browsers")
 def remove(db: Connection, browser_id: str | None, now: Millis) -> int:
-    """Sign out the browser with this id, or all browsers if `browser_id` is None. Return how many were signed out."""
+    """Sign out the browser with this id. If `browser_id` is None, sign out all browsers, and end all unused links.
+
+    Return how many browsers were signed out.
+    """
     db.execute(_REMOVE_OLD, (now - LIFETIME_MS,))
     if browser_id is None:
+        db.execute("DELETE FROM meta WHERE substr(key, 1, 5) = ?", (_LINK,))
         return db.execute("DELETE FROM browsers").rowcount
     return db.execute("DELETE FROM browsers WHERE substr(digest, 1, 8) = ?", (browser_id,)).rowcount
 

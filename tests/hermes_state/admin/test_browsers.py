@@ -87,6 +87,15 @@ def test_the_oldest_links_of_a_person_end_above_the_limit(db: Connection) -> Non
     assert valid_links(db, "h") == "h", "the clock was set back"
 
 
+def test_links_end_when_all_browsers_are_signed_out(db: Connection) -> None:
+    keep_link(db, "a")
+    sign_in(db, "alfa")
+    save_note(db, "linked", "kept")
+    assert (remove(db, "alfaalfa", NOW), valid_links(db, "a")) == (1, "a")
+    assert (remove(db, None, NOW), valid_links(db, "a")) == (0, "")
+    assert load_note(db, "linked") == "kept"
+
+
 def test_expired_links_are_removed_with_the_next_link(db: Connection) -> None:
     keep_link(db, "a")
     later = START + 1 + LINK_LIFETIME_MS
