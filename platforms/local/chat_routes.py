@@ -19,7 +19,7 @@ from hermes_state.web_chats import ListedChat, load_listed, load_read_until, mar
 from platforms.console import Values, WebPerson
 from platforms.local.chats import LiveChat, encode, show_progress
 from platforms.local.entries import Entry, EntryKind
-from platforms.local.history import PAGE_ROWS, first_unread, load_editable, load_file_of, load_history
+from platforms.local.history import PAGE_ROWS, first_unread, load_editable, load_file_of, load_history, load_known_refs
 from platforms.local.list_routes import PAGE_CHATS
 from platforms.local.pages import named_after
 from platforms.local.requests import Parts, form_of, html, name_in
@@ -123,8 +123,11 @@ class ChatRoutes:
             value=value,
             is_removed="is_removed" in form,
         )
-        await self.parts.intake.accept(reaction)
-        if await self.parts.store.read(load_rating, reaction) != (0 if reaction.is_removed else value):
+        # The chats of two people can have the same name, and a reaction does not tell them apart.
+        is_own = await self.parts.store.read(load_known_refs, chat.key, [reaction.message_ref])
+        if is_own:
+            await self.parts.intake.accept(reaction)
+        if not is_own or await self.parts.store.read(load_rating, reaction) != (0 if reaction.is_removed else value):
             raise FormError(409, NOT_RATED)
         await show_progress(self.parts.store, chat)
         return web.Response(status=204)

@@ -102,6 +102,19 @@ async def test_a_user_sees_no_page_of_the_owner_on_any_route(world: World, owner
         assert await owner.send("GET", f"/console/{page.about.name}/content") == (401, "")
 
 
+async def test_nobody_rates_an_answer_in_the_chat_of_another_person(world: World, owner: Visitor) -> None:
+    async with Visitor(await link_for(world, "Ann")) as ann:
+        for number, one in enumerate((owner, ann), start=1):
+            await one.send("POST", "/chat/main/messages", text="hello", client_id=f"{number}" * 32)
+            await world.until_rows("SELECT count(*) FROM platform_messages WHERE ref LIKE 'k-o%'", (number,))
+        of_owner, of_ann = (ref for (ref,) in world.query("SELECT ref FROM platform_messages WHERE ref LIKE 'k-o%'"))
+        for one, ref in ((ann, of_owner), (owner, of_ann)):
+            status, text = await one.send("POST", "/chat/main/rate", ref=ref, thumb="down")
+            assert (status, "cannot be rated" in text) == (409, True)
+        assert (await ann.send("POST", "/chat/main/rate", ref=of_ann, thumb="up"))[0] == 204
+        assert world.query("SELECT person, value FROM ratings") == [("local:ann", 1)]
+
+
 async def test_the_overview_names_what_needs_attention_and_gives_access(world: World, owner: Visitor) -> None:
     assert "Everything works" in await owner.read("overview")
     await world.say("let me in", chat_id=99, first_name=HOSTILE)
