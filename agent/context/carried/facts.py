@@ -98,7 +98,7 @@ class Fact:
 
     @property
     def owner(self) -> str:
-        """The digest of the person. Other speakers, and persons in records of earlier versions, have none."""
+        """The digest of the person. For other speakers, and in records of earlier versions, the whole speaker."""
         return self.speaker.rpartition("#")[2]
 
     @property
