@@ -230,7 +230,7 @@ class AttachmentHandler:
             part = f"{found.unit} 1-{found.done} of {found.total or 'more'}" if found.done else "the beginning"
             gathered.note(f"only {part} of “{name}” could be stored")
         try:
-            images = await store_images(found, name, chat.id, self.scaler, self.store, self.clock)
+            images = await store_images(found, attachment.name, chat.id, self.scaler, self.store, self.clock)
         except OSError as error:
             log.warning("attachment.not_stored", error=type(error).__name__)
             images = ()

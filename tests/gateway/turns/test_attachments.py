@@ -33,7 +33,7 @@ from hermes_state.values import (
 )
 from platforms.base import AdapterState
 from tests.clocks import TurnedClock
-from tests.documents import xlsx
+from tests.documents import pdf, xlsx
 from tests.gateway.helpers import DIRECT, Serve, TestGateway, chat, eventually, hanging
 from tests.hermes_state.rows import received as waiting
 from tests.pictures import picture
@@ -99,6 +99,15 @@ async def test_a_sheet_that_is_stored_in_part_is_called_the_beginning(
     await send(gateway, file("a.xlsx"), xlsx(("Big", row * 100)))
     notes = gateway.model.requests[-1].transcript[-1].body.notes
     assert notes == ("only the beginning of “a.xlsx” could be stored",)
+
+
+async def test_pictures_of_pages_are_not_files_of_the_person(serve: Serve) -> None:
+    name = f"Scan [2] “{'x' * 90}”.pdf"
+    async with serve(model=SEEING) as gateway:
+        await send(gateway, file(name, mime="application/pdf"), pdf("words on paper", ""))
+        assert await gateway.rows("SELECT count(*) FROM attachments") == [(2,)]
+        asked = gateway.model.requests[-1].transcript[-1].id
+        assert [one.name for one in await gateway.store.read(attachments.load_files, [asked])] == [name]
 
 
 async def test_a_document_that_fits_gets_no_notice(gateway: TestGateway) -> None:
