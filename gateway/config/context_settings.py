@@ -140,5 +140,5 @@ class NoticeConfig(BaseConfig):
     """Line under a running answer in Telegram and Discord that says what the tools do: nothing, the current step, or a
     list. Set `off` if people find it distracting. `/steps` changes it for one chat."""
     reactions: bool = True
-    """Use reactions in Telegram and Discord: the bot marks messages, and people rate answers. Set it to `false` if
+    """Use reactions: people rate answers and, in Telegram and Discord, the bot marks messages. Set it to `false` if
     people find reactions distracting. `/reactions` changes it for one chat."""
