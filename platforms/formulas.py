@@ -25,7 +25,7 @@ _NAMES = re.compile(r"\\(?:text|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A
 _IS_CLEAR = re.compile(r"\\[A-Za-z]|[\^_]")
 _IS_CODE = re.compile(
     r"(?:^|\s)\^[^\s{\d\\*]|\.[*+?]|\b[A-Z]:\\[A-Za-z](?!.*\\(?:to|mapsto|rightarrow)\b)"
-    r"|^(?:[A-Z]{3,}|\d[\d.,]*(?!\s+[A-Za-z](?:[\^_]|\s+[-+=])))\s+(?!\\|(?:[-+*/|<>=≤≥≈≠\u00d7·^]|[<>!]=)\s)"
+    r"|^(?:[A-Z]{3,}|\d[\d.,]*(?!\s+[A-Za-z](?:[\^_][\w{\\]|\s+[-+=]\s)))\s+(?!\\|(?:[-+*/|<>=≤≥≈≠\u00d7·^]|[<>!]=)\s)"
 )
 r"""Text of a regular expression (`^[a-z]`, `.*`), with a path of Windows, or after a shell variable or a price.
 
