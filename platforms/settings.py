@@ -98,10 +98,11 @@ class DiscordSettings:
     """Base URL of Discord's REST API, without `/api/v10`. Change the URL to use a proxy."""
     gateway_url: Annotated[SocketUrl, Setting(restart=True)] = "wss://gateway.discord.gg"
     """WebSocket address of Discord's gateway. Change the address to use a proxy."""
-    catch_up_hours: Annotated[float, Setting(ge=0, le=168, unit="hours", restart=True)] = 24
-    """Maximum age of messages to answer after a lost connection. `0` skips all missed messages."""
     thread_mention: Annotated[bool, Setting(restart=True)] = False
     """Require a mention also in threads that the bot opened. Set it if people talk to each other in these threads."""
+    catch_up_hours: float = 24
+    """Maximum age of missed messages to answer after a reconnect. A day covers an outage overnight, and older messages
+    rarely still need an answer."""
     catch_up_messages: int = 200
     """Maximum number of missed messages to fetch per channel if a reconnect does not resume the session."""
     queue_size: int = 10_000

@@ -185,7 +185,7 @@ async def test_reload_takes_another_model_from_the_next_turn_on_and_names_what_w
     await world.hold(match="slow", text="from the old one")
     await world.say("slow")
     await world.turn_runs()
-    world.configure("model:\n  name: lab-32k\ndiscord:\n  catch_up_hours: 3\n")
+    world.configure("model:\n  name: lab-32k\ndiscord:\n  thread_mention: true\n")
     await world.reload()
     await world.release()
     assert await world.replies(1, match="from the old one")
@@ -193,7 +193,7 @@ async def test_reload_takes_another_model_from_the_next_turn_on_and_names_what_w
     await world.replies(2)
     assert [request["model"] for request in await world.asked(2)] == ["lab-128k", "lab-32k"]
     [line] = [json.loads(line) for line in world.gateway.log_text().splitlines() if "config.reloaded" in line]
-    assert (line["applied"], line["needs_restart"]) == (["model.name"], ["discord.catch_up_hours"])
+    assert (line["applied"], line["needs_restart"]) == (["model.name"], ["discord.thread_mention"])
 
 
 async def test_flood_control_sheds_previews_and_still_delivers_the_final_answer(world: World) -> None:
