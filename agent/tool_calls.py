@@ -40,6 +40,12 @@ OUTCOME_UNKNOWN = (
     "Outcome unknown: the gateway restarted while this call ran. It was not run again; check whether it took effect."
 )
 
+APPROVAL_MINUTES = 60
+"""Minutes to wait for the answer to an approval request. After that, the call is denied.
+
+An hour leaves time for an admin who is away. A turn whose request nobody answers ends soon enough to be noticed.
+"""
+
 
 class ApprovalNeededError(HermesError):
     """The turn is waiting for approvals. It runs again after people have answered all requests."""
@@ -53,8 +59,6 @@ class ToolCallRunner:
     clock: Clock
     offers: OfferRegistry
     budget: "ResultBudget"
-    approval_minutes: float
-    """Minutes before an unanswered approval request expires."""
 
     async def resume(
         self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext
@@ -98,9 +102,9 @@ class ToolCallRunner:
         except BaseExceptionGroup as group_error:  # raised by the store, because tools never raise errors
             raise group_error.exceptions[0] from group_error
         if sorted_calls.asking:
-            chats, minutes, now = sorted_calls.admin_chats, self.approval_minutes, self.clock.now()
+            chats, now = sorted_calls.admin_chats, self.clock.now()
             questions = await self.store.read(_questions, sorted_calls)
-            await self.store.write(approvals.ask, turn, message.id, questions, minutes, now, chats)
+            await self.store.write(approvals.ask, turn, message.id, questions, APPROVAL_MINUTES, now, chats)
             raise ApprovalNeededError(f"{len(questions)} calls wait for approval")
 
     async def _sort(self, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> CallPlan:

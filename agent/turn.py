@@ -124,7 +124,6 @@ class Agent:
         make_engine: Callable[[Engine], Engine] | None = None,
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
         budget: ResultBudget | None = None,
-        approval_minutes: float = 60.0,
         delegate: Delegate | None = None,
     ) -> None:
         """Create an agent. `pending`: unfinished compressions, shared by all agents of a store.
@@ -143,7 +142,6 @@ class Agent:
             clock=clock,
             offers=prompts.offers or OfferRegistry(tools, store),
             budget=budget or ResultBudget(),
-            approval_minutes=approval_minutes,
         )
         built_in: Engine = Compressor(redact=redact, clock=clock)
         engine = built_in if make_engine is None else make_engine(built_in)

@@ -97,7 +97,6 @@ async def _bench() -> AsyncIterator[_Bench]:
                 clock=SystemClock(),
                 offers=OfferRegistry(ToolRegistry([look, read_much]), store),
                 budget=ResultBudget(),
-                approval_minutes=60.0,
             )
             yield _Bench(store=store, turn=turn, runner=runner)
         finally:

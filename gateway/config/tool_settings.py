@@ -59,8 +59,6 @@ class ToolsConfig(BaseConfig):
     approval: ApprovalConfig = Field(default_factory=ApprovalConfig)
     approval_on: ApprovalByPlace = setting({}, default_text="none")
     """Approval policy for one platform, one bot or one chat, instead of `tools.approval`."""
-    approval_minutes: float = setting(60, ge=1, le=10_080, unit="minutes")
-    """Minutes to wait for the answer to an approval request. After that, the call is denied."""
     default_result_size: int = setting(100_000, ge=1_000, le=10_000_000, unit="characters")
     """Longest tool result that the model sees in full, but at most 20 % of the input window."""
     turn_budget: int = setting(200_000, ge=1_000, le=50_000_000, unit="characters")

@@ -118,7 +118,6 @@ class AgentMaker:
             make_engine=self._engine(loaded, redactor),
             max_tool_rounds=config.agent.max_tool_rounds,
             budget=budget,
-            approval_minutes=config.tools.approval_minutes,
             delegate=subagents.run,
         )
 

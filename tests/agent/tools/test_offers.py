@@ -195,7 +195,6 @@ async def test_a_refused_call_through_more_tools_is_answered_under_its_own_name(
         clock=chat.clock,
         offers=OfferRegistry(registry, chat.store, Denying()),
         budget=ResultBudget(),
-        approval_minutes=1.0,
     )
     turn = await chat.start("hello")
     call = ToolCall(id="c", name=MORE_TOOLS, arguments='{"tool": "own", "arguments": {}}')

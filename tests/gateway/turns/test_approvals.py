@@ -55,6 +55,11 @@ async def ask(gateway: TestGateway) -> None:
     await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
 
 
+async def test_a_request_can_be_answered_for_an_hour(gateway: TestGateway) -> None:
+    await ask(gateway)
+    assert await gateway.rows("SELECT expires_at - asked_at FROM approvals") == [(3_600_000,)]
+
+
 async def test_continuing_after_many_approvals_does_not_count_as_a_restart(gateway: TestGateway) -> None:
     gateway.model.script += [calls("write_down") for _ in range(MAX_RESTARTS + 1)]
     await gateway.say("write it down")
