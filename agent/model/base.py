@@ -62,7 +62,6 @@ class Endpoint:
     max_output_tokens: int | None = None
     """Highest output limit that a request may set. None: no maximum."""
     temperature: float | None = None
-    top_p: float | None = None
     reasoning_effort: ReasoningEffort | None = None
     """Reasoning effort for requests that do not set their own. None: the provider's default."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -183,12 +182,12 @@ _EFFORT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """Request fields that set reasoning effort and sampling. After a refusal, `after` returns the next form to try."""
+    """Request fields for reasoning effort and temperature. After a refusal, `after` returns the next form to try."""
 
     wanted: tuple[ReasoningEffort | None, bool]
     """Requested reasoning effort, and True if the call has tools."""
-    sampling: Mapping[str, float]
-    """Temperature and similar settings. Some models accept only one of them, or none."""
+    temperature: float | None
+    """Temperature to send. None: no temperature is set, or the server refused it."""
     efforts: Sequence[Mapping[str, Any]]
     """Alternative request fields for the reasoning effort, best first."""
     index: int
@@ -197,14 +196,14 @@ class CallForm:
 
     @property
     def fields(self) -> dict[str, Any]:
-        return {**self.sampling, **self.efforts[self.index]}
+        temperature = {} if self.temperature is None else {"temperature": self.temperature}
+        return {**temperature, **self.efforts[self.index]}
 
     def after(self, error: ModelError) -> Self | None:
         """Return the next form to try; None if the settings did not cause the error or no other form is left."""
         text = refusal_text(error)
-        for name in self.sampling:
-            if name in text:
-                return replace(self, sampling={key: self.sampling[key] for key in self.sampling if key != name})
+        if self.temperature is not None and "temperature" in text:
+            return replace(self, temperature=None)
         is_effort = self.index + 1 < len(self.efforts) and _EFFORT.search(text)
         return replace(self, index=self.index + 1) if is_effort else None
 

@@ -116,8 +116,7 @@ class HttpChatModel(HttpModel, ABC):
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
         self._kept = KeptPromptCache()
-        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # if refused, top_p is dropped first
-        self._sampling = {name: value for name, value in sampling.items() if value is not None}
+        self._temperature = endpoint.temperature
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
         """Index of the accepted entry of `CallForm.efforts`, for each requested effort, with and without tools."""
         self._faults: frozenset[str] = frozenset()
@@ -134,7 +133,7 @@ class HttpChatModel(HttpModel, ABC):
         wanted = (effort, bool(request.tools))
         form = CallForm(
             wanted=wanted,
-            sampling=self._sampling,
+            temperature=self._temperature,
             efforts=self._efforts(request, effort),
             index=self._taken.get(wanted, 0),
             faults=self._faults,
@@ -247,9 +246,9 @@ class HttpChatModel(HttpModel, ABC):
 
     def _learn(self, form: CallForm) -> None:
         """Remember the form that the server accepted."""
-        if (form.index, form.sampling) != (self._taken.get(form.wanted, 0), self._sampling):
+        if (form.index, form.temperature) != (self._taken.get(form.wanted, 0), self._temperature):
             log.warning("settings.rejected", model=self.name, effort=form.wanted[0], sent=form.fields)
-        self._taken[form.wanted], self._sampling = form.index, dict(form.sampling)
+        self._taken[form.wanted], self._temperature = form.index, form.temperature
         self._faults |= form.faults
 
 

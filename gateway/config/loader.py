@@ -51,7 +51,7 @@ from gateway.config.files import (
     read_env_file,
     read_yaml,
 )
-from gateway.config.old_keys import OLD_BLOCKS, OLD_KEYS, Chosen, carried, notice, old_overrides
+from gateway.config.old_keys import OLD_BLOCKS, OLD_KEYS, WITH_BLOCKS, Chosen, carried, inner_old_keys, notice
 from gateway.config.settings import Config
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import Redactor, redact
@@ -261,8 +261,10 @@ def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]
 def _old_notices(old: Chosen, chosen: Chosen, file: YamlFile) -> Iterator[str]:
     for key, (_, source) in sorted(old.items()):
         yield notice(key, _position(key, source, file), chosen)
-    models, source = chosen.get(("compression", "models"), ({}, ""))
-    yield from (notice(key, f"{source}: compression.models", chosen) for key in old_overrides(models))
+    for outer in WITH_BLOCKS:
+        value, source = chosen.get(outer, ({}, ""))
+        where = f"{_position(outer, source, file)}: {dotted(outer)}"
+        yield from (notice(key, where, chosen) for key in inner_old_keys(outer, value))
 
 
 def _first(sources: _Sources, name: str) -> tuple[Any, str] | None:

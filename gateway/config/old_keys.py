@@ -5,12 +5,12 @@ it gets this value.
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from gateway.config.files import KeyPath
-from hermes_state.setting_types import keyed
+from hermes_state.setting_types import keyed, listed
 
 Chosen: TypeAlias = Mapping[KeyPath, tuple[Any, str]]
 """Value of each key that is set, with a phrase that names the source of the value."""
@@ -38,6 +38,8 @@ REPLACED: Final[Mapping[str, str]] = {
 
 OLD_KEYS: Final = frozenset(tuple(key.split(".")) for key in (*FIXED, *REPLACED))
 OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, len(key)))
+WITH_BLOCKS: Final[Sequence[KeyPath]] = (("compression", "models"), ("model", "aliases"), ("model", "fallbacks"))
+"""Settings whose values are blocks with keys of the setting's own block."""
 
 
 def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
@@ -83,8 +85,12 @@ def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
     return f"{where}: {name} is no longer a setting: use {new}{words}; {new} {state}"
 
 
-def old_overrides(models: object) -> Iterator[KeyPath]:
-    """Yield the keys of earlier versions that are set below `compression.models`."""
-    blocks = models.values() if isinstance(models, Mapping) else ()
-    keys = (("compression", str(name)) for block in blocks if isinstance(block, Mapping) for name in block)
-    yield from (key for key in keys if key in OLD_KEYS)
+def inner_old_keys(key: KeyPath, value: object) -> Iterator[KeyPath]:
+    """Yield the keys of earlier versions in the blocks of `value`, which is set under one of `WITH_BLOCKS`."""
+    try:
+        rows = listed(value) if key[-1] == "fallbacks" else [*keyed(value).values()]
+    except ValueError:
+        return  # the check of the setting itself reports the error
+    blocks = rows if isinstance(rows, list) else [rows]
+    names = dict.fromkeys(str(name) for block in blocks if isinstance(block, Mapping) for name in block)
+    yield from (old for name in names if (old := (key[0], name)) in OLD_KEYS)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, Validatio
 from agent.context.limits import MIN_INPUT_WINDOW
 from agent.model.catalog import sees_images
 from gateway.config.blocks import BaseConfig, checked_block, first_problem, setting
+from gateway.config.old_keys import OLD_KEYS
 from hermes_state.setting_types import (
     AnyCase,
     Body,
@@ -91,8 +92,6 @@ class CallConfig(BaseConfig):
 
     temperature: float | None = setting(None, ge=0, le=2)
     """Randomness of answers; `0` is the least random."""
-    top_p: float | None = setting(None, ge=0, le=1)
-    """Probability mass of the tokens to sample from (nucleus sampling). Set either `top_p` or `temperature`."""
     reasoning_effort: Effort = None
     """Amount of reasoning before an answer. `/think` overrides `model.reasoning_effort` in one conversation."""
     extra_headers: Headers = setting(FrozenBlock(), default_text="none")
@@ -166,9 +165,13 @@ WrittenRoute: TypeAlias = str | Annotated[dict[str, Any], AfterValidator(FrozenB
 
 
 def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:
-    """Return the keys of a route that are set. Null counts as not set. Raises `ValueError` for an invalid key."""
+    """Return the keys of a route that are set. Null counts as not set, and keys of earlier versions are ignored.
+
+    Raises `ValueError` for an invalid key.
+    """
     known = RouteConfig.model_fields
-    given = {key: value for key, value in row.items() if value is not None or key not in known}
+    current = {key: value for key, value in row.items() if ("model", str(key)) not in OLD_KEYS}
+    given = {key: value for key, value in current.items() if value is not None or key not in known}
     block = checked_block(RouteConfig, given, name, known)
     return FrozenBlock({key: getattr(block, key) for key in known if key in given})
 

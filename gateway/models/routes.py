@@ -103,7 +103,7 @@ def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> 
 
     `chosen` is the reasoning effort chosen for a conversation. Headers and extra fields are listed only by name.
     """
-    words = [f"{key} {value:g}" for key in ("temperature", "top_p") if (value := getattr(route, key)) is not None]
+    words = [f"temperature {route.temperature:g}"] if route.temperature is not None else []
     if effort := chosen or route.reasoning_effort:
         words.append(f"reasoning effort {effort}" + (" (chosen here)" if chosen else ""))
     for what, block in (("header", route.extra_headers), ("field", route.extra_body)):
@@ -112,18 +112,19 @@ def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> 
 
 
 def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Iterator[str]:
-    """Yield sentences about call settings that are never sent, because the protocol does not accept their values."""
-    sampling = " and ".join(f"`{key}`" for key in ("temperature", "top_p") if getattr(route, key) is not None)
+    """Yield sentences about call settings that the protocol does not accept, so they are not sent as configured."""
     if route.protocol == "offline":
         if chosen or any(getattr(route, key) for key in CALL_KEYS):
             yield "The built-in offline model ignores all call settings."
-    elif route.protocol == "anthropic" and sampling and (chosen or route.reasoning_effort) not in (None, "off"):
+    elif route.protocol != "anthropic" or route.temperature is None:
+        return
+    elif (chosen or route.reasoning_effort) not in (None, "off"):
         yield (
-            "Not sent when reasoning is enabled (`reasoning_effort`), because the provider would reject the call: "
-            f"{sampling}."
+            "`temperature` is not sent when reasoning is enabled (`reasoning_effort`), because the provider would "
+            "reject the call."
         )
-    elif route.protocol == "anthropic" and (" and " in sampling or (route.temperature or 0) > 1):
-        yield "This protocol accepts either `top_p` or a `temperature` of at most 1. Other values are not sent."
+    elif route.temperature > 1:
+        yield "This protocol accepts a `temperature` of at most 1, so the gateway sends 1."
 
 
 def missing_keys(config: Config) -> Iterator[str]:

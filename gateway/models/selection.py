@@ -265,7 +265,6 @@ def make_model(route: RouteConfig, settings: ModelConfig, network: NetworkSettin
         streams=route.streaming,
         max_output_tokens=route.max_output_tokens,
         temperature=route.temperature,
-        top_p=route.top_p,
         reasoning_effort=route.reasoning_effort,
         extra_headers=route.plain_headers,
         extra_body=route.extra_body,

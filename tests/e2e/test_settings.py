@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.test_compression import SMALL, summaries, talk, turns
 from tests.e2e.world import World
 
 Json = dict[str, Any]
 WANTED = "Write the title now"
 SETTINGS = {
     "HERMES_MODEL__MAX_OUTPUT_TOKENS": "4000",
-    "HERMES_MODEL__TOP_P": "0.97",
     "HERMES_MODEL__REASONING_EFFORT": "medium",
     "HERMES_MODEL__EXTRA_HEADERS": json.dumps({"x-lab": "yes"}),
     "HERMES_MODEL__EXTRA_BODY": json.dumps({"service_tier": "flex"}),
@@ -41,22 +41,34 @@ async def test_settings_of_a_task_and_the_effort_of_a_conversation_reach_the_pro
     requests = [request for request in await world.asked(4) if WANTED not in str(request["body"])]
     bodies = [request["body"] for request in requests]
     assert [body["service_tier"] for body in bodies] == ["flex"] * 3
-    assert [body["top_p"] for body in bodies] == [0.97] * 3
     assert requests[0]["headers"]["x-lab"] == "yes"
     assert [effort_of(body) for body in bodies][:2] == ["medium", "high"]
     assert effort_of(bodies[2]) in ("none", "disabled")
     await world.say("/model")
-    shown = "top_p 0.97, reasoning effort off \\(chosen here\\), header x-lab, field service_tier"
+    shown = "reasoning effort off \\(chosen here\\), header x-lab, field service_tier"
     assert await world.replies(1, match=shown)
 
 
 @pytest.mark.each_protocol
 async def test_a_setting_that_the_provider_refuses_costs_no_answer(world: World) -> None:
-    error = {"type": "invalid_request_error", "message": "Unsupported parameter: 'top_p' is not supported."}
-    refused = {"fields": ["top_p"], "body": {"type": "error", "error": error}}
+    error = {"type": "invalid_request_error", "message": "Unsupported parameter: 'temperature' is not supported."}
+    refused = {"fields": ["temperature"], "body": {"type": "error", "error": error}}
     await world.llm.post("config", {"refuses": [refused]})
-    await world.gateway.start(HERMES_MODEL__NAME="lab-128k", **SETTINGS)
+    await world.gateway.start(HERMES_MODEL__NAME="lab-128k", HERMES_MODEL__TEMPERATURE="0.3")
     await world.converse("one")
     await world.converse("two")
     bodies = [request["body"] for request in await world.asked(3)]
-    assert ["top_p" in body for body in bodies] == [True, False, False]
+    assert ["temperature" in body for body in bodies] == [True, False, False]
+
+
+@pytest.mark.each_protocol
+async def test_top_p_in_extra_body_is_sent_for_turns_and_summaries(world: World) -> None:
+    extra = {
+        "HERMES_MODEL__EXTRA_BODY": json.dumps({"top_p": 0.9}),
+        "HERMES_AUXILIARY__COMPRESSION__EXTRA_BODY": json.dumps({"top_p": 0.5}),
+    }
+    await world.gateway.start(**SMALL, **extra)
+    await talk(world, 20)
+    await world.ask("/compress", "^Compressed: ")
+    assert {request["body"]["top_p"] for request in await turns(world)} == {0.9}
+    assert {request["body"]["top_p"] for request in await summaries(world)} == {0.5}

@@ -82,7 +82,7 @@ class AnthropicModel(HttpChatModel):
         effort = self._efforts(request, form.wanted[0])[form.index]  # the thinking budget depends on the output limit
         body = {"model": self.name, "max_tokens": self._max_tokens(request), "stream": self._streams}
         body |= marked_parts(request, self._kept, self._cache_ttl if request.cache_key else None)
-        whole = with_fields(body, sampling_fields(form.sampling, effort), effort, self._endpoint.extra_body)
+        whole = with_fields(body, temperature_field(form.temperature, effort), effort, self._endpoint.extra_body)
         return orjson.dumps(whole), AnthropicReplyBuilder(on_text, self._made_by, request)
 
     def _next_form(self, error: ModelError, request: ModelRequest, form: CallForm) -> tuple[ModelRequest, CallForm]:
@@ -200,16 +200,10 @@ def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) ->
     return [*adaptive, manual, {}] if is_adaptive else [manual, *adaptive, {}]
 
 
-def sampling_fields(sampling: Mapping[str, float], effort: Mapping[str, Any]) -> dict[str, float]:
-    """Return the temperature if it is set, else `top_p`.
-
-    Newer models accept only one of the two. With thinking, they accept no temperature, and only a `top_p` of at least
-    0.95.
-    """
+def temperature_field(temperature: float | None, effort: Mapping[str, Any]) -> dict[str, float]:
+    """Return the request field for the temperature. The API accepts at most 1, and no temperature with thinking."""
     thinks = effort.get("thinking", {}).get("type") in ("adaptive", "enabled")
-    if "temperature" in sampling:
-        return {} if thinks else {"temperature": min(sampling["temperature"], 1.0)}
-    return {name: value for name, value in sampling.items() if not thinks or value >= 0.95}
+    return {} if temperature is None or thinks else {"temperature": min(temperature, 1.0)}
 
 
 # --- messages

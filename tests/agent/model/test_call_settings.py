@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.model.base import ChatModel, Endpoint
-from agent.model.protocols.anthropic import effort_forms, sampling_fields
+from agent.model.protocols.anthropic import effort_forms, temperature_field
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state.errors import ModelError
 from hermes_state.values import MessageBody, ReasoningEffort, ToolCall
@@ -153,24 +153,18 @@ def test_newer_claude_models_use_adaptive_thinking(model: str, is_adaptive: bool
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_p", "thinks", "sent"),
+    ("temperature", "thinks", "sent"),
     [
-        (None, None, False, {}),
-        (0.2, None, False, {"temperature": 0.2}),
-        (1.7, None, False, {"temperature": 1.0}),
-        (0.2, 0.5, False, {"temperature": 0.2}),
-        (None, 0.5, False, {"top_p": 0.5}),
-        (0.2, 0.5, True, {}),
-        (None, 0.96, True, {"top_p": 0.96}),
-        (None, 0.5, True, {}),
+        (None, False, {}),
+        (0.2, False, {"temperature": 0.2}),
+        (1.7, False, {"temperature": 1.0}),
+        (0.2, True, {}),
     ],
 )
-def test_claude_gets_only_temperature_or_top_p(
-    temperature: float | None, top_p: float | None, thinks: bool, sent: Json
+def test_claude_gets_a_temperature_of_at_most_1_and_none_while_thinking(
+    temperature: float | None, thinks: bool, sent: Json
 ) -> None:
-    given = {"top_p": top_p, "temperature": temperature}
-    sampling = {name: value for name, value in given.items() if value is not None}
-    assert sampling_fields(sampling, {"thinking": {"type": "enabled" if thinks else "disabled"}}) == sent
+    assert temperature_field(temperature, {"thinking": {"type": "enabled" if thinks else "disabled"}}) == sent
 
 
 @pytest.mark.parametrize(
@@ -218,14 +212,16 @@ async def test_a_refused_temperature_is_not_sent_again(way: Way, server: Server,
     assert "temperature" not in entry["sent"]
 
 
-@pytest.mark.parametrize("way", OPENAI_WAYS, ids=str)
-async def test_temperature_is_kept_if_it_conflicts_with_top_p(way: Way, server: Server, llm: LLM) -> None:
+async def test_top_p_in_extra_body_is_kept_if_it_conflicts_with_the_temperature(
+    way: Way, server: Server, llm: LLM
+) -> None:
     both = refusal("`temperature` and `top_p` cannot both be specified for this model. Please use only one.")
     llm.config["refuses"] = [{"fields": ["temperature", "top_p"], "body": both}]
-    async with way.dialled(server.url, temperature=0.3, top_p=0.9) as model:
+    async with way.dialled(server.url, temperature=0.3, extra_body={"top_p": 0.9}) as model:
         await ask(model)
-    assert bodies(llm)[-1]["temperature"] == 0.3
-    assert "top_p" not in bodies(llm)[-1]
+    first, last = bodies(llm)
+    assert (first["temperature"], first["top_p"], last["top_p"]) == (0.3, 0.9, 0.9)
+    assert "temperature" not in last
 
 
 NOT_TAKEN = [

@@ -80,6 +80,38 @@ def test_an_old_key_for_one_model_warns_and_other_keys_apply(load: Load) -> None
     assert loaded.config.compression.for_model("gpt").threshold == 0.3
 
 
+@pytest.mark.parametrize("key", ["model.top_p", "auxiliary.compression.top_p"])
+def test_the_warning_about_top_p_says_what_to_write_instead(load: Load, key: str) -> None:
+    loaded = load("", **{variable_name(tuple(key.split("."))): "0.7"})
+    [line] = [text for text in loaded.warnings if f": {key} is no longer a setting and is ignored" in text]
+    assert "write extra_body: {top_p: 0.9} in this block" in line
+
+
+@pytest.mark.parametrize(
+    ("file", "variables", "key"),
+    [
+        ("model: {name: m, aliases: {a: {name: b, top_p: 0.9, temperature: 0}}}", {}, "aliases"),
+        ("model: {name: m, fallbacks: [c, {name: b, top_p: 0.9, temperature: 0}]}", {}, "fallbacks"),
+        ("model: {name: m, fallbacks: {name: b, top_p: 0.9, temperature: 0}}", {}, "fallbacks"),
+        ("model: {name: m}", {"ALIASES": '{"a": {"name": "b", "top_p": 0.9, "temperature": 0}}'}, "aliases"),
+        ("model: {name: m}", {"FALLBACKS": '[{"name": "b", "top_p": 0.9, "temperature": 0}]'}, "fallbacks"),
+    ],
+)
+def test_an_old_key_of_another_route_warns_and_its_other_keys_apply(
+    load: Load, file: str, variables: dict[str, str], key: str
+) -> None:
+    loaded = load(file, **{f"HERMES_MODEL__{name}": value for name, value in variables.items()})
+    [line] = [text for text in loaded.warnings if "no longer a setting" in text]
+    where = f"HERMES_MODEL__{key.upper()}" if variables else "config.yaml line 1"
+    assert f"{where}: model.{key}: model.top_p is no longer a setting and is ignored" in line
+    assert loaded.config.model.routes[-1].temperature == 0
+
+
+@pytest.mark.parametrize("value", ["aliases: 3", "aliases: [a]", "fallbacks: 3", "fallbacks: '[a'"])
+def test_old_keys_are_not_looked_for_in_an_invalid_value(load: Load, value: str) -> None:
+    assert f"model.{value.partition(':')[0]}: " in refusal(load, f"model: {{name: m, {value}}}")
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -179,7 +179,6 @@ def test_any_fallbacks_give_routes_or_an_error(value: object) -> None:
 
 CALLS = {
     "temperature": 0.2,
-    "top_p": 0.9,
     "reasoning_effort": "high",
     "extra_headers": {"X-Title": "lab", "X-Api-Key": "sesame-sesame"},
     "extra_body": {"provider": {"sort": "price"}},
@@ -245,7 +244,6 @@ def test_extra_fields_may_have_numbers_as_names(load: Load) -> None:
     [
         ("temperature: 2.1", "model.temperature: must be a number between 0 and 2"),
         ("temperature: warm", "model.temperature: must be a number between 0 and 2"),
-        ("top_p: 1.1", "model.top_p: must be between 0 and 1"),
         ("reasoning_effort: lots", "model.reasoning_effort: must be one of"),
         ("extra_headers: {'a b': x}", "model.extra_headers: 'a b' is not a valid header name"),
         ('extra_headers: {X: "a\\nb"}', "model.extra_headers: 'X' is not a valid header name, or its value has"),

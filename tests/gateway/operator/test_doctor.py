@@ -381,10 +381,14 @@ SMALL = {"HERMES_MODEL__CONTEXT_LENGTH": "3000", "HERMES_AGENT__PERSONA": "You a
         ({**TOKEN, "HERMES_PAIRING__ENABLED": "false"}, "access", CheckStatus.WARNING, "access.allow"),
         (
             {**WARM, "HERMES_AUXILIARY__COMPRESSION__REASONING_EFFORT": "low"},
-            *("settings", CheckStatus.WARNING, "claude-haiku-4-5: Not sent when reasoning is enabled"),
+            *("settings", CheckStatus.WARNING, "claude-haiku-4-5: `temperature` is not sent when reasoning is enabled"),
         ),
         (
-            {"HERMES_MODEL__PROTOCOL": "offline", "HERMES_MODEL__TOP_P": "0.5"},
+            {**CLAUDE, "HERMES_MODEL__TEMPERATURE": "1.5"},
+            *("settings", CheckStatus.WARNING, "a `temperature` of at most 1, so the gateway sends 1"),
+        ),
+        (
+            {"HERMES_MODEL__PROTOCOL": "offline", "HERMES_MODEL__TEMPERATURE": "0.5"},
             *("settings", CheckStatus.WARNING, "The built-in offline model ignores all call settings"),
         ),
         ({}, "context", CheckStatus.FINE, "16,384 of 24,576"),
