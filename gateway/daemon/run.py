@@ -95,14 +95,13 @@ async def _check_accounts(parts: Parts) -> None:
         before = await parts.store.read(find_accounts, platform, bot.bot_id) if bot.bot_id else []
         if before and bot.account not in before:
             raise ConfigError(
-                f"{bot.token_key} belongs to the bot of the account {before[0]}, which would lose its chats and get "
-                f"those of {bot.account}: give it its place and its name in {platform}.accounts again"
+                f"{bot.token_key} belongs to the bot of the account {before[0]}, but now stands at {bot.account}, so "
+                f"the bot would answer in the wrong chats. Put it back in its place in {platform}.accounts"
             )
         if bot.label != bot.account and await parts.store.read(has_chats, bot.label):
             raise ConfigError(
-                f"{bot.account}.accounts[1]: {bot.label} cannot become the first account, because it has stored chats "
-                "and would get those of the account that was first until now: put that account first again, without "
-                "its token if it is no longer used"
+                f"{bot.account}.accounts[1]: {bot.label} cannot become the first account, because it has chats of its "
+                "own. Put the account that was first until now back in its place, without a token if it is not used"
             )
 
 

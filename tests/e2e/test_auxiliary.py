@@ -5,7 +5,7 @@ import pytest
 from tests.e2e.protocols import PROTOCOLS, ModelProtocol
 from tests.e2e.world import World
 
-TALK = [f"fact {number}: " + "words " * 400 for number in range(8)]
+TALK = [f"fact {number}: " + "words " * 400 for number in range(12)]
 SUMMARIES = """
 SELECT route, model, outcome, input_tokens > 0 FROM model_calls WHERE purpose = 'summary' AND outcome <> 'output_cap'
 """

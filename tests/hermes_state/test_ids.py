@@ -35,7 +35,7 @@ ALLOWED: Mapping[str, tuple[int, str]] = {
     "hermes_state/search/fts5.py": (1, SQLITE),
     "hermes_state/search/index.py": (6, SQLITE),
     "hermes_state/search/ranking.py": (3, "the first message of a day, and an estimate; nothing is remembered"),
-    "hermes_state/search/relevance.py": (4, "one search: what is before and after its hits"),
+    "hermes_state/search/relevance.py": (5, "one search: what is before and after its hits"),
     "hermes_state/search/tsquery.py": (3, "one search, from the newest to older ones"),
     "hermes_state/talk.py": (2, "one group; with `per_user`, a message of the same moment can be left out"),
     "hermes_state/tool_runs.py": (1, ONE_CHAT),
