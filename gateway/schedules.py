@@ -14,6 +14,7 @@ from gateway.turns.lanes import LaneRegistry
 from hermes_state import attachments, outbox, sessions
 from hermes_state.admin import deletion, retention
 from hermes_state.admin.pairings import UserRole
+from hermes_state.agents import agent_of
 from hermes_state.engines.postgres.nodes import forget_gone
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StateError, StoreUnavailable, ToolError
@@ -63,7 +64,8 @@ async def expire_idle(lanes: LaneRegistry) -> None:
         while ended := await lanes.store.write(sessions.expire_idle, before, 500, now):
             log.info("sessions.expired", count=len(ended), idle_hours=hours)
             for session_id in ended:
-                await lanes.runtime.agent.context.ended(session_id, was_reset=False)
+                runtime = lanes.runtime.of(await lanes.store.read(agent_of, session_id))
+                await runtime.agent.context.ended(session_id, was_reset=False)
     except StateError as error:
         log.warning("sessions.expiry_delayed", error=str(error))
 
@@ -90,11 +92,12 @@ async def run_housekeeping(lanes: LaneRegistry, files: AttachmentFolder) -> None
     log.info("housekeeping.done", inbox=removed["inbox"], outbox=removed["outbox"], files=len(surplus))
 
 
-async def remove_deleted_chats(lanes: LaneRegistry, files: AttachmentFolder, notes: Path) -> None:
-    """Remove chats that people deleted, with their notes, and tell the people when it is done."""
+async def remove_deleted_chats(lanes: LaneRegistry, files: AttachmentFolder, home: Path) -> None:
+    """Remove chats that people deleted, with the notes of all agents, and tell the people when it is done."""
 
     def forget_notes(chat_id: ChatId) -> None:
-        shutil.rmtree(notes / str(chat_id), ignore_errors=True)
+        for notes in (home / "memory", *home.glob("agents/*/memory")):
+            shutil.rmtree(notes / str(chat_id), ignore_errors=True)
 
     try:
         for chat_id in await deletion.remove_deleted(lanes.store, files, forget_notes, lanes.clock.now):

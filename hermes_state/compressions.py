@@ -57,9 +57,9 @@ class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
 # Purpose: insert the child of a session. UNIQUE (lineage_id, depth) prevents a second child.
 _INSERT_CHILD = """
 INSERT INTO sessions (key, chat_id, parent_session_id, lineage_id, depth, kind, model, title, system_prompt,
-  context_state, chosen_model, reasoning_effort, started_at, last_human_at)
+  context_state, agent, chosen_model, reasoning_effort, started_at, last_human_at)
 SELECT :key, chat_id, id, lineage_id, depth + 1, 'continuation', model, title, coalesce(:system_prompt, system_prompt),
-  coalesce(:context_state, context_state), chosen_model, reasoning_effort,
+  coalesce(:context_state, context_state), agent, chosen_model, reasoning_effort,
   CASE WHEN ended_at > :now THEN ended_at ELSE :now END, last_human_at
 FROM sessions WHERE id = :parent_id
 """

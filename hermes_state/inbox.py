@@ -66,6 +66,7 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     via: InputKind = InputKind.TYPED
     ticket: str | None = None
     notes: tuple[str, ...] = ()  # facts about the message, for the model
+    agent: str = ""  # agent to which a scheduled message belongs
 
 
 class NewInboxRow(msgspec.Struct, frozen=True, kw_only=True):

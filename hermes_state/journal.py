@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from hermes_state import attachments, inbox, outbox, ratings, talk, tool_runs
+from hermes_state.agents import NEXT_AGENT, UNROUTED, RoutedAgent
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState, NewInboxRow
 from hermes_state.models import ledger
@@ -125,13 +126,16 @@ def start_turn(
 
 
 def start_at_once(
-    db: Connection, row: NewInboxRow, now: Millis, *, shows_talk: bool = False
+    db: Connection, row: NewInboxRow, now: Millis, routed: RoutedAgent = UNROUTED, *, shows_talk: bool = False
 ) -> tuple[InboxId, RunningTurn] | None:
-    """Store an event and start its turn if the chat is idle and has an open conversation. Otherwise do nothing."""
-    values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id}
+    """Store an event and start its turn if the chat is idle and has an open conversation with the right agent.
+
+    Otherwise do nothing.
+    """
+    values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id, **routed.values}
     query = f"""INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
     SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
-    WHERE c.id = :chat_id AND s.ended_at IS NULL
+    WHERE c.id = :chat_id AND s.ended_at IS NULL AND c.agent = {NEXT_AGENT}
       AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.OPEN})
       AND NOT EXISTS (SELECT 1 FROM turns t
         WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))

@@ -144,6 +144,9 @@ def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     return load_open(db, chat_id) or start_session(db, chat_id, now)
 
 
+HAS_AGENT = "s.agent = (SELECT agent FROM chats WHERE id = s.chat_id)"
+"""SQL condition for sessions `s` with the agent that answers in their chat now."""
+
 IS_SUBAGENT = "EXISTS (SELECT 1 FROM sessions r WHERE r.id = s.lineage_id AND r.kind = 'subagent')"
 """SQL condition for sessions `s` that belong to a sub-agent."""
 
@@ -156,8 +159,8 @@ def is_subagent(db: Connection, lineage_id: LineageId) -> bool:
 def start_subagent_session(db: Connection, chat_id: ChatId, call_message_id: MessageId, now: Millis) -> LineageId:
     """Start the lineage of a sub-agent. The chat keeps its active session."""
     query = """INSERT INTO sessions
-      (key, chat_id, parent_session_id, lineage_id, kind, chosen_model, reasoning_effort, started_at)
-    SELECT :key, s.chat_id, s.id, 0, 'subagent', s.chosen_model, s.reasoning_effort, :now
+      (key, chat_id, parent_session_id, lineage_id, kind, agent, chosen_model, reasoning_effort, started_at)
+    SELECT :key, s.chat_id, s.id, 0, 'subagent', s.agent, s.chosen_model, s.reasoning_effort, :now
     FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id = :call_message_id"""
     values = {"key": free_session_key(db, chat_id, now), "call_message_id": call_message_id, "now": now}
     lineage_id = insert_row(db, LineageId, query, values)
@@ -167,9 +170,10 @@ def start_subagent_session(db: Connection, chat_id: ChatId, call_message_id: Mes
 
 @locks(chat="chat_id")
 def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
-    """Start a new lineage and make it the chat's active session."""
-    query = "INSERT INTO sessions (key, chat_id, lineage_id, started_at) VALUES (?, ?, 0, ?)"
-    session_id = insert_row(db, SessionId, query, (free_session_key(db, chat_id, now), chat_id, now))
+    """Start a new lineage with the chat's agent, and make it the chat's active session."""
+    query = """INSERT INTO sessions (key, chat_id, lineage_id, agent, started_at)
+    SELECT ?, id, 0, agent, ? FROM chats WHERE id = ?"""
+    session_id = insert_row(db, SessionId, query, (free_session_key(db, chat_id, now), now, chat_id))
     db.execute("UPDATE sessions SET lineage_id = id WHERE id = ?", (session_id,))
     db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (session_id, now, chat_id))
     return load_session(db, session_id)
@@ -196,7 +200,8 @@ def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
     """Reactivate the conversation that has a session whose key starts with `key_prefix`.
 
-    Raises `LookupRejected` if the conversation is already active, or if not exactly one matches.
+    Its agent becomes the chat's agent. Raises `LookupRejected` if the conversation is already active, or if not exactly
+    one matches.
     """
     tip = find_conversation(db, chat_id, key_prefix)
     if (active := load_open(db, chat_id)) is not None:
@@ -206,7 +211,9 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
     # Without a new `last_human_at`, the idle reset would end the session immediately.
     reopened = "ended_at = NULL, end_reason = NULL, version = version + 1, last_human_at = ?"
     db.execute(f"UPDATE sessions SET {reopened} WHERE id = ?", (now, tip.id))
-    db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (tip.id, now, chat_id))
+    query = """UPDATE chats SET active_session_id = s.id, agent = s.agent, updated_at = ? FROM sessions s
+    WHERE s.id = ? AND chats.id = s.chat_id"""
+    db.execute(query, (now, tip.id))
     return load_session(db, tip.id)
 
 
@@ -261,8 +268,9 @@ def set_context_state(db: Connection, session_id: SessionId, state: str) -> None
 
 
 def load_indebted(db: Connection, chat_id: ChatId) -> list[SessionId]:
-    """Load the chat's sessions whose memory flush is still due, because they were compressed before it ran."""
-    query = "SELECT id FROM sessions WHERE chat_id = ? AND context_state LIKE '%\"owes_notes\":true%' ORDER BY id"
+    """Load the sessions with the chat's agent whose memory flush is due, because they were compressed before it ran."""
+    query = f"""SELECT s.id FROM sessions s WHERE s.chat_id = ? AND {HAS_AGENT}
+      AND s.context_state LIKE '%"owes_notes":true%' ORDER BY s.id"""
     return scalars(db, SessionId, query, (chat_id,))
 
 
@@ -319,14 +327,20 @@ def count_messages(db: Connection, lineage_id: LineageId) -> int:
     return scalar(db, int, query, (lineage_id,))
 
 
-def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> list[Conversation]:
-    """Load the conversations that have messages, from one chat or all chats, most recently used first."""
-    where, scope = ("WHERE chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
+def list_conversations(
+    db: Connection, chat_id: ChatId | None, limit: int, *, has_agent: bool = False
+) -> list[Conversation]:
+    """Load the conversations that have messages, from one chat or all chats, most recently used first.
+
+    `has_agent`: only those with the agent that answers in their chat now.
+    """
+    where, scope = ("WHERE s.chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
+    where += f" AND {HAS_AGENT}" if has_agent else ""
     query = f"""WITH used AS (
       SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,
         min(started_at) AS started_at, max(last_human_at) AS last_human_at,
         max(coalesce(last_human_at, started_at)) AS used_at
-      FROM sessions {where} GROUP BY lineage_id
+      FROM sessions s {where} GROUP BY lineage_id
       HAVING sum(message_count) > 0 AND count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY used_at DESC LIMIT ?)
     SELECT {columns(Session, "t", "tip")}, {columns(ChatKey, "c", "chat")}, {chat_label("u.lineage_id")} AS label,
       u.message_count, u.session_count, u.started_at, u.last_human_at,
@@ -341,10 +355,11 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
 
 
 def load_other_lineages(db: Connection, chat_id: ChatId, lineage_id: LineageId, limit: int) -> list[LineageId]:
-    """Load the ids of a chat's newest conversations, except this one and those of sub-agents."""
+    """Load the ids of a chat's newest conversations, except this one and those of sub-agents and other agents."""
     query = """SELECT lineage_id FROM sessions WHERE chat_id = ? AND lineage_id <> ?
+      AND agent = (SELECT agent FROM sessions own WHERE own.id = ?)
     GROUP BY lineage_id HAVING count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY lineage_id DESC LIMIT ?"""
-    return scalars(db, LineageId, query, (chat_id, lineage_id, limit))
+    return scalars(db, LineageId, query, (chat_id, lineage_id, lineage_id, limit))
 
 
 @locks(EVERYTHING)

@@ -59,6 +59,7 @@ class RunningTurn(TurnClaim, frozen=True, kw_only=True):
     is_scheduled: bool = False
     is_waiting: bool = False
     """True while the turn is paused for a decision. The chat stays busy."""
+    agent: str = ""  # agent of the conversation; '': the agent that the top level of the configuration describes
     chosen_model: str | None = None  # None: the configured model
     reasoning_effort: ReasoningEffort | None = None
     """Reasoning effort chosen for the conversation. None means the configured effort."""
@@ -79,7 +80,8 @@ class RunningTurn(TurnClaim, frozen=True, kw_only=True):
 TICKET = "CASE q.payload WHEN '' THEN NULL ELSE json_extract(q.payload, '$.ticket') END"
 _TURN = f"""
 SELECT t.id, t.epoch, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind,
-  t.restarts, t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
+  t.restarts, t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.agent, s.chosen_model,
+  s.reasoning_effort,
   (SELECT coalesce(min(i.id), 0) FROM inbox i WHERE i.turn_id = t.id) AS first_inbox_id,
   nullif(q.message_ref, '') AS question_ref, {TICKET} AS ticket, {columns(ParentTurn, "p", "parent")},
   EXISTS (SELECT 1 FROM inbox i WHERE i.turn_id = t.id AND i.{inbox.IS_SCHEDULED}) AS is_scheduled

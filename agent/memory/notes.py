@@ -127,13 +127,15 @@ class MemoryDirectory:
     """Directory of the notes, with a folder for each chat."""
 
     path: Path
+    people: Path | None = None
+    """Directory of `USER.md`, if other agents share the notes about people. None: `path`."""
     settings: MemorySettings = field(default_factory=MemorySettings)
     holds_secret: Callable[[str], bool] = lambda _: False
     """Returns True if its argument contains a secret from the configuration. Such text must not be stored in notes."""
 
     def read(self, chat_id: ChatId, target: Target) -> str:
         """Return a chat's notes, or an empty string. Raises `ToolError` if the file cannot be read as text."""
-        return read_text(self.path / str(chat_id) / FILE_NAMES[target]) or ""
+        return read_text(self._folder(target) / str(chat_id) / FILE_NAMES[target]) or ""
 
     def change(self, chat_id: ChatId, target: Target, person: Person | None, change: Callable[[str], str]) -> str:
         """Change a chat's notes, or one person's section, and return a sentence about the new size.
@@ -142,7 +144,7 @@ class MemoryDirectory:
         """
         name, limit = FILE_NAMES[target], self.settings.memory_size if target == "memory" else self.settings.user_size
         try:
-            with self._locked(chat_id) as folder:
+            with self._locked(self._folder(target), chat_id) as folder:
                 text = read_text(folder / name) or ""
                 before, part, behind = part_of(text, person)
                 new = change(part)
@@ -160,11 +162,14 @@ class MemoryDirectory:
             raise ToolError(f"{name} cannot be written: {error.strerror or error}") from error
         return f"{name}: {counted(len(entries_in(new)), 'entry')}, {len(new.strip()):,} of {limit:,} characters."
 
+    def _folder(self, target: Target) -> Path:
+        return self.people if target == "user" and self.people is not None else self.path
+
     @contextmanager
-    def _locked(self, chat_id: ChatId) -> Iterator[Path]:
-        folder = self.path / str(chat_id)
-        for made in (self.path, folder):
-            made.mkdir(mode=0o700, exist_ok=True)
+    def _locked(self, path: Path, chat_id: ChatId) -> Iterator[Path]:
+        folder = path / str(chat_id)
+        path.mkdir(mode=0o700, exist_ok=True, parents=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

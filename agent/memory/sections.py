@@ -45,21 +45,22 @@ Instructions for kinds of tasks, from this gateway's owner. When a task fits a s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionReader:
-    """Reads the sections from the state directory `home`. Reading blocks the thread."""
+    """Reads the sections from files of the state directory. Reading blocks the thread."""
 
     home: Path
+    """Folder with `workspaces/`."""
     notes: MemoryDirectory | None
     skills: SkillCatalog
-    reads_persona: bool = True
-    """False if the configuration has a persona, which replaces `SOUL.md`."""
+    persona: Path | None = None
+    """File with the persona. None if the configuration has a persona, which replaces the file."""
     is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
     """Returns True if everybody in a chat may use a tool. Skills are listed only if this is true of `skill`."""
 
     def read(self, conversation: ConversationRef, threshold: Tokens) -> tuple[str | None, list[str]]:
-        """Return the persona from `SOUL.md` (or None), and the sections, sized for this threshold."""
+        """Return the persona from its file (or None), and the sections, sized for this threshold."""
         room = Tokens(threshold * SHARE_PERCENT // 100)
         sections = list(self._memory(conversation, room))
-        soul = _read(self.home / PERSONA_FILE) if self.reads_persona else None
+        soul = None if self.persona is None else _read(self.persona)
         persona = None if soul is None else within(both_ends(soul, MAX_CHARACTERS), room)
         room = Tokens(room - estimated_text_tokens(persona or ""))
         self.skills.load()

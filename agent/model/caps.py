@@ -23,6 +23,9 @@ class SpendingCapSettings:
     chat_daily: MicroUsd | None = None
     conversation: MicroUsd | None = None
     zone: tzinfo | None = UTC
+    agent: str | None = None
+    """Agent whose calls count for `agent_daily` and `chat_daily`. None: there is only one agent."""
+    agent_daily: MicroUsd | None = None
 
 
 def day_start(now: Millis, zone: tzinfo | None) -> Millis:
@@ -44,10 +47,13 @@ SETTLED_MILLIS = 10 * 60_000
 
 
 class DailyUsage:
-    """Amount that the gateway has spent today. The sum of older calls is kept, so each check adds only recent calls."""
+    """Amount that the gateway, or one agent, has spent today.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    The sum of older calls is kept, so each check adds only recent calls.
+    """
+
+    def __init__(self, store: Store, agent: str | None = None) -> None:
+        self._store, self._agent = store, agent
         self._since = Millis(0)
         self._until = Millis(0)  # `_cost` includes the calls before this time
         self._cost = MicroUsd(0)
@@ -58,7 +64,7 @@ class DailyUsage:
             self._since, self._until, self._cost = since, since, MicroUsd(0)
         begun, known = self._until, self._cost
         until = Millis(max(begun, now - SETTLED_MILLIS))
-        settled, recent = await self._store.read(cost_around, begun, until)
+        settled, recent = await self._store.read(cost_around, begun, until, self._agent)
         if since == self._since and until > self._until:  # otherwise a concurrent check has already updated the sum
             self._until, self._cost = until, MicroUsd(known + settled)
         return MicroUsd(known + settled + recent)
@@ -69,6 +75,7 @@ class SpendingCaps:
 
     def __init__(self, store: Store, limits: SpendingCapSettings, day: DailyUsage, clock: Clock) -> None:
         self._store, self._limits, self._day, self._clock = store, limits, day, clock
+        self._agent_day = DailyUsage(store, limits.agent)
 
     async def check(self, payer: Payer) -> None:
         """Raise `SpendingCapExceeded` for the first cap that has been reached."""
@@ -78,8 +85,11 @@ class SpendingCaps:
             spent = await self._store.read(cost_of_conversation, payer.lineage_id)
             _check_cap("costs.conversation_cap", spent, limits.conversation)
         if limits.chat_daily is not None and payer.chat_id is not None:
-            spent = await self._store.read(cost_of_chat, payer.chat_id, since)
+            spent = await self._store.read(cost_of_chat, payer.chat_id, since, limits.agent)
             _check_cap("costs.chat_daily_cap", spent, limits.chat_daily)
+        if limits.agent_daily is not None:
+            cap = f"agents.{limits.agent}.costs.daily_cap"
+            _check_cap(cap, await self._agent_day.cost(since, now), limits.agent_daily)
         if limits.daily is not None:
             _check_cap("costs.daily_cap", await self._day.cost(since, now), limits.daily)
 

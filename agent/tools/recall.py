@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, ToolReply, tool
+from hermes_state.agents import agent_of
 from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.search.full_text import FoundMessage, load_beside, search, search_and_tell
 from hermes_state.search.index import load_progress
@@ -176,14 +177,19 @@ def recall_tools() -> tuple[Tool, Tool]:
 def load_row(
     db: Connection, lineage_id: LineageId, message_id: MessageId, chat_id: ChatId | None = None
 ) -> Message | None:
-    """Return a row of the conversation or, with `chat_id`, of any conversation of that chat. None if there is none."""
+    """Return a row of the conversation, or None if there is none.
+
+    With `chat_id`, return a row of any conversation of that chat with the same agent.
+    """
     try:
         row = load_message(db, message_id)
     except KeyError:
         return None
     session = load_session(db, row.session_id)
+    if session.lineage_id == lineage_id:
+        return row
     is_in_chat = session.chat_id == chat_id and not is_subagent(db, session.lineage_id)
-    return row if session.lineage_id == lineage_id or is_in_chat else None
+    return row if is_in_chat and agent_of(db, session.lineage_id) == agent_of(db, lineage_id) else None
 
 
 def whole_text(row: Message) -> str:

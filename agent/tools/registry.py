@@ -68,6 +68,7 @@ class ToolContext:
     chat_kind: ChatKind
     started_by: UserRef
     """User who started the turn."""
+    agent: str = ""
     is_scheduled: bool = False
     is_subagent: bool = False
     input_window: Tokens = DEFAULT_INPUT_WINDOW
@@ -102,6 +103,7 @@ class ToolContext:
             chat=turn.chat,
             chat_kind=turn.chat_kind,
             started_by=turn.started_by,
+            agent=turn.agent,
             is_scheduled=turn.is_scheduled,
             is_subagent=turn.parent is not None,
             **more,

@@ -5,6 +5,7 @@ People are identified by stable ids. A revocation applies from the next event on
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import structlog
@@ -13,6 +14,7 @@ from agent.tools.offers import Policy
 from agent.tools.registry import Tool
 from gateway.config import LiveConfig
 from gateway.config.settings import Config
+from gateway.config.tool_settings import ToolsConfig
 from hermes_state.admin.pairings import UserRole, load_admin_chats, load_roles
 from hermes_state.aio import retried
 from hermes_state.errors import StoreUnavailable
@@ -143,22 +145,52 @@ class AccessControl:
 
     # ---- tools
 
-    def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Return the reason why a tool cannot be used in this chat or by this person, or None if it can."""
-        switch = self._live.config.tools.switch_of(tool.name, chat)
+    def role_in(self, kind: ChatKind, person: UserRef) -> str:
+        """Return the name of a person's role for routes to agents: "" in a shared chat, where people differ."""
+        role = None if kind.is_shared else self.role_of(person)
+        is_moderator = role is UserRole.USER and person in self._live.config.access.moderators
+        return "moderator" if is_moderator else "" if role is None else role.value
+
+    def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None, agent: str = "") -> str | None:
+        """Return the reason why an agent's tool cannot be used in this chat or by this person, or None if it can."""
+        switch = self._tools(agent).switch_of(tool.name, chat)
         if switch == "off":
             return "it is disabled in this chat"
         if switch == "admins" and person is not None and not self.is_admin(person):
             return "only turns started by an admin can use it"
         return None
 
-    def policy(self, tool: Tool, chat: ChatKey) -> Policy:
-        """Return the approval policy for calls to this tool in this chat."""
-        return Policy(self._live.config.tools.approval_in(chat).policy_of(tool.effect, is_mcp=tool.is_remote))
+    def policy(self, tool: Tool, chat: ChatKey, agent: str = "") -> Policy:
+        """Return the approval policy for calls to an agent's tool in this chat."""
+        return Policy(self._tools(agent).approval_in(chat).policy_of(tool.effect, is_mcp=tool.is_remote))
+
+    def _tools(self, agent: str) -> ToolsConfig:
+        named = self._live.loaded.named_agents.get(agent)
+        return self._live.config.tools if named is None else named.config.tools
 
     def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
         """Return the direct chats in which admins can approve requests."""
         return find_admin_chats(self._live.config, db)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAccess:
+    """Access rules for the tools of one agent. Implements `agent.tools.offers.ToolAccess`."""
+
+    access: AccessControl
+    agent: str
+
+    def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
+        return self.access.refusal(tool, chat, kind, person, self.agent)
+
+    def policy(self, tool: Tool, chat: ChatKey) -> Policy:
+        return self.access.policy(tool, chat, self.agent)
+
+    def is_admin(self, person: UserRef) -> bool:
+        return self.access.is_admin(person)
+
+    def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
+        return self.access.load_admin_chats(db)
 
 
 def find_admin_chats(config: Config, db: Connection) -> Sequence[ChatId]:

@@ -10,6 +10,8 @@ from agent.context.carried.sections import rules_in_view
 from gateway.commands.registry import CommandRequest, CommandResult, page_buttons, say, set_in_session, transaction
 from gateway.times import format_time, spoken_time
 from hermes_state import outbox, sessions
+from hermes_state.admin.pairings import UserRole
+from hermes_state.agents import agent_of, choose, drop_notices, load_agent, shown_name
 from hermes_state.chats import load_spoken
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.store.sql import Connection
@@ -87,7 +89,7 @@ def _title(argument: str) -> str:
 async def list_sessions(request: CommandRequest) -> CommandResult:
     page = min(request.number(1) or 1, MAX_PAGES)
     limit = page * SESSIONS_PER_PAGE
-    loaded = await request.context.store.read(sessions.list_conversations, request.chat.id, limit + 1)
+    loaded = await request.context.store.read(sessions.list_conversations, request.chat.id, limit + 1, has_agent=True)
     found = loaded[limit - SESSIONS_PER_PAGE : limit]
     if not found:
         return say("This chat has no conversation yet." if page == 1 else "This chat has no more conversations.")
@@ -118,14 +120,33 @@ def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
     if not request.argument:
         raise CommandError("Send `/resume <id>` with an id from /sessions.")
     try:
+        other = _other_agent(request, db)
         tip = sessions.resume(db, request.chat.id, request.argument, now)
     except LookupRejected as error:
         raise CommandError(_RESUME_REFUSALS[error.reason].format(name=error.name)) from error
+    if other is not None:
+        choose(db, request.chat.id, other)
+        drop_notices(db, request.chat.id, now)
     _end_offers(db, request.chat.id, now)
     name = sessions.load_title(db, tip.lineage_id)
     called = f" “{name}”" if name else ""
     messages = counted(sessions.count_messages(db, tip.lineage_id), "message")
     return f"Back in conversation{called} `{tip.short_key}`, {messages}."
+
+
+def _other_agent(request: CommandRequest, db: Connection) -> str | None:
+    """Return the agent of the wanted conversation if it is not the agent of the chat. Only admins can go back to it.
+
+    Raises `CommandError` for other people, and for an agent that is no longer configured.
+    """
+    found = agent_of(db, sessions.find_conversation(db, request.chat.id, request.argument).lineage_id)
+    if found == load_agent(db, request.chat.id):
+        return None
+    if not request.context.lanes.runtime.has(found):
+        raise CommandError(f"The agent {found} of that conversation is no longer configured. Nothing was changed.")
+    if request.role is not UserRole.ADMIN:
+        raise CommandError(f"That conversation is with the agent {shown_name(found)}. Only admins can go back to it.")
+    return found
 
 
 async def history(request: CommandRequest) -> CommandResult:

@@ -22,6 +22,7 @@ from gateway.commands.registry import (
 )
 from gateway.outbound.delivery import Delivery
 from hermes_state import inbox, outbox
+from hermes_state.agents import load_agent
 from hermes_state.aio import Backoff, cancel_all, crash_logged, retried, track
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
@@ -148,7 +149,9 @@ class CommandRunner:
         place = (self._context.access, row.sender_ref, chat.key, chat.kind)
         if (refusal := command.refusal(parsed.argument, *place)) is not None:
             return say(refusal)
-        request = CommandRequest(context=self._context, row=row, chat=chat, role=role, argument=parsed.argument)
+        agent = await self._context.store.read(load_agent, chat.id)
+        context = replace(self._context, runtime=self._context.runtime.of(agent))
+        request = CommandRequest(context=context, row=row, chat=chat, role=role, argument=parsed.argument)
         try:
             result = await command.handler(request)
             # In a `per_user` group, everybody sees the same buttons, but each person has separate lists.

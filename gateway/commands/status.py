@@ -6,6 +6,7 @@ from agent.engines.loader import BUILT_IN
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.mcp.settings import ServerState
+from gateway.commands.agents import load_agent_line
 from gateway.commands.registry import CommandContext, CommandRequest, CommandResult, say
 from gateway.models.pricing import cap_limits
 from gateway.models.routes import window_from
@@ -49,7 +50,8 @@ async def status(request: CommandRequest) -> CommandResult:
         about += await context_lines(request, session, is_short=not is_admin)
     now = [_running_line(context, turn)] if turn is not None and not turn.is_waiting else []
     now += [f"Queue: {counted(waiting, 'message')}"] if waiting else []
-    lines = [model, *about, *(f"- {'; '.join(part)}" for part in (trouble, now) if part)]
+    agent = await load_agent_line(request)
+    lines = [*agent, model, *about, *(f"- {'; '.join(part)}" for part in (trouble, now) if part)]
     lines += account_lines(request)
     if not is_admin:
         return say("\n".join([*lines, _connected_line(context)]))

@@ -2,7 +2,19 @@
 
 from functools import partial
 
-from gateway.commands import compression, conversations, groups, lineage, models, notes, people, status, tools, turns
+from gateway.commands import (
+    agents,
+    compression,
+    conversations,
+    groups,
+    lineage,
+    models,
+    notes,
+    people,
+    status,
+    tools,
+    turns,
+)
 from gateway.commands.registry import Command, CommandKind, CommandRegistry
 from gateway.switches import VOICE
 from platforms.base import CommandAction as Action
@@ -132,6 +144,14 @@ COMMANDS = (
         (Option("name", "the model to choose", has_suggestions=True),),
         suggest=models.names,
         moderated=".+",
+    ),
+    Command(
+        "agent",
+        CHANGE,
+        agents.agent,
+        "show which agent answers here, or choose one (admins)",
+        (Option("name", "the agent to choose", has_suggestions=True),),
+        suggest=agents.names,
     ),
     Command(
         "think",
@@ -313,7 +333,7 @@ GROUPS = (
     ),
     (
         "Memory and settings",
-        "memory todo schedule model think tools groupcontext reactions voice",
+        "memory todo schedule model agent think tools groupcontext reactions voice",
         "/memory me add I prefer metric units",
         "makes me remember that you prefer metric units",
     ),

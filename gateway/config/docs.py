@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gateway.config.blocks import field_choices, field_notes, field_range, is_secret
-from gateway.config.fields import BLOCKS, FIELDS, dotted, needs_restart, variable_name
+from gateway.config.fields import FIELDS, ROOT_AND_BLOCKS, dotted, needs_restart, variable_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class SettingRow:
 
 def describe_settings() -> tuple[SettingRow, ...]:
     """Return every setting, in the order of the documentation."""
-    texts = {key: _field_docstrings(block) for key, block in BLOCKS.items()}
+    texts = {key: _field_docstrings(block) for key, block in ROOT_AND_BLOCKS.items()}
     return tuple(
         SettingRow(
             key=dotted(key),
@@ -45,8 +45,8 @@ def settings_markdown() -> str:
     """Return the lists of `docs/reference/configuration.md`, with a heading per block."""
     rows = describe_settings()
     parts: list[str] = []
-    for key, block in BLOCKS.items():
-        parts.append(f"### {dotted(key)}\n\n{(block.__doc__ or '').splitlines()[0]}\n")
+    for key, block in ROOT_AND_BLOCKS.items():
+        parts.append(f"### {dotted(key) or 'agents and routes'}\n\n{(block.__doc__ or '').splitlines()[0]}\n")
         parts += [_entry(row) for row in rows if row.key.rpartition(".")[0] == dotted(key)]
         parts.append("")
     return "\n".join(parts).strip()

@@ -103,9 +103,11 @@ def _blocks(block: type[Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, ty
 BLOCKS: Mapping[KeyPath, type[Any]] = dict(_blocks(Config))
 """Every block of keys, in the order of the documentation."""
 
+ROOT_AND_BLOCKS: Mapping[KeyPath, type[Any]] = {(): Config, **BLOCKS}
+
 FIELDS: Mapping[KeyPath, FieldInfo] = {
     (*block, name): field
-    for block, kind in BLOCKS.items()
+    for block, kind in ROOT_AND_BLOCKS.items()
     for name, field in fields_of(kind).items()
     if (*block, name) not in BLOCKS
 }

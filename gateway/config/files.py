@@ -30,7 +30,7 @@ MAX_VALUES = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlFile:
-    """Parsed YAML file. `lines` contains the line number of every key, counted from 1."""
+    """Parsed YAML file. `lines` contains the line number of every key and list item, counted from 1."""
 
     path: Path
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -184,6 +184,10 @@ class StateDirectory:
     workspaces = _Entry("workspaces")
     logs = _Entry("logs")
     control_socket = _Entry("control.sock")
+
+    def home_of(self, agent: str) -> Path:
+        """Return the directory with the memory and workspaces of an agent."""
+        return self.home / "agents" / agent if agent else self.home
 
 
 def find_state(environ: Mapping[str, str]) -> StateDirectory:

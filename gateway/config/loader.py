@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +27,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.accounts import has_first_token, idle_accounts
+from gateway.config.agents import OWN_KEYS, route_problems, unmasked, unrouted
 from gateway.config.blocks import ConfigRejected, details_of, did_you_mean, field_choices, is_secret, problem
 from gateway.config.context_settings import SummaryModelConfig
 from gateway.config.fields import (
@@ -52,7 +54,9 @@ from gateway.config.files import (
     read_yaml,
 )
 from gateway.config.old_keys import OLD_BLOCKS, OLD_KEYS, WITH_BLOCKS, Chosen, carried, inner_old_keys, notice
+from gateway.config.overlay import AgentConfig, completed_agent, is_agent_key, unknown_agent_key
 from gateway.config.settings import Config
+from hermes_state.agents import UNNAMED
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import Redactor, redact
 
@@ -87,10 +91,24 @@ class LoadedConfig(StateDirectory):
     """Source of each key's value, by key such as `local.port`: a variable, a credential, a file or `default`."""
     old_secrets: tuple[str, ...] = ()
     """Secrets that are set under keys of earlier versions. The gateway does not use them, but must redact them."""
+    named_agents: Mapping[str, AgentConfig] = dataclass_field(default_factory=dict)
 
     def secrets(self) -> tuple[str, ...]:
         """Return every secret value, so that it can be redacted exactly."""
-        return (*secrets_of(self.config), *self.old_secrets)
+        of_agents = (secret for agent in self.named_agents.values() for secret in secrets_of(agent.config))
+        return tuple(dict.fromkeys((*secrets_of(self.config), *of_agents, *self.old_secrets)))
+
+    def agent(self, name: str) -> AgentConfig:
+        """Return the configuration of an agent. Raises `KeyError` if no agent has this name."""
+        if name:
+            return self.named_agents[name]
+        shares_notes = bool(self.config.agents.get(UNNAMED, {}).get("shared_notes"))
+        return AgentConfig(config=self.config, skills=self.home / "skills", shares_notes=shares_notes)
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """Names of all agents. The unnamed agent comes first."""
+        return ("", *self.named_agents)
 
 
 @dataclass(slots=True)
@@ -140,13 +158,61 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     warnings = (*warnings, *idle_accounts(config.telegram, config.discord))
     if not (config.bots or config.local.enabled):
         warnings = (*warnings, NOTHING_SERVED)
+    agents, problems = _checked_agents(config, chosen, file, state.home)
+    if problems:
+        raise ConfigRejected(problems, warnings)
+    where = {name: _position_of(("agents", name), chosen, file) for name in agents}
+    hint = "add a route, or choose the agent with /agent in a chat"
+    warnings = (
+        *warnings,
+        *(f"{where[one]}: no route leads to the agent {one}: {hint}" for one in unrouted(config.routes, agents)),
+    )
     return LoadedConfig(
         config=config,
         home=state.home,
         warnings=warnings,
         sources={dotted(key): chosen[key][1] if key in chosen else DEFAULT_SOURCE for key in FIELDS},
         old_secrets=tuple(_secrets_of_old(old)),
+        named_agents=agents,
     )
+
+
+def _checked_agents(
+    config: Config, chosen: Chosen, file: YamlFile, home: Path
+) -> tuple[dict[str, AgentConfig], list[str]]:
+    """Return the configuration of every named agent, and a message for each problem in `agents` and `routes`."""
+    lines = [_position_of(("routes", f"[{number}]"), chosen, file) for number in range(1, len(config.routes) + 1)]
+    found, problems = dict[str, AgentConfig](), list(route_problems(config.routes, config.agents, lines))
+    for name, block in config.agents.items():
+        if name == UNNAMED:
+            continue
+        values, own = dict(chosen), dict[str, Any]()
+        for key, value in _leaves({one: None if one in OWN_KEYS else value for one, value in block.items()}):
+            where = _position_of(("agents", name, *key), chosen, file)
+            if key[0] in OWN_KEYS:
+                own[key[0]] = unmasked(block[key[0]])
+            elif is_agent_key(key) and key in FIELDS:
+                values[key] = unmasked(value), where
+                own |= {"has_daily_cap": True} if key[-1] == "daily_cap" else {}
+            else:
+                problems.append(f"{where}: agents.{name}: {unknown_agent_key(key)}")
+        laid, found_problems = _checked(values, file)
+        problems += [f"{one} (agent {name})" for one in found_problems]
+        if laid is not None:
+            try:
+                found[name] = completed_agent(name, laid, config, own, home)
+            except ValueError as error:
+                word = str(error).partition(":")[0].partition(".")[0]
+                where = _position_of(("agents", name, word), chosen, file)
+                problems.append(f"{where}: agents.{name}.{error}")
+    return found, problems
+
+
+def _position_of(key: KeyPath, chosen: Chosen, file: YamlFile) -> str:
+    """Return the position of a key inside `agents` or `routes`."""
+    _, source = chosen.get(key[:1], (None, DEFAULT_SOURCE))
+    known = next((key[:end] for end in range(len(key), 0, -1) if key[:end] in file.lines), key[:1])
+    return _position(known, source, file)
 
 
 def _not_text(chosen: Chosen) -> str:
@@ -204,7 +270,8 @@ def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
     """Return `new`, but with the old values of keys that need a restart."""
     kept = {key: value for key, value in values_of(old.config) if needs_restart(key)}
     sources = {name: old.sources[name] if tuple(name.split(".")) in kept else new.sources[name] for name in new.sources}
-    return replace(new, config=with_values(new.config, kept), home=old.home, sources=sources)
+    agents = {name: replace(agent, config=with_values(agent.config, kept)) for name, agent in new.named_agents.items()}
+    return replace(new, config=with_values(new.config, kept), home=old.home, sources=sources, named_agents=agents)
 
 
 def _read(environ: Mapping[str, str], state: StateDirectory) -> tuple[_Sources, YamlFile, tuple[str, ...]]:

@@ -23,6 +23,7 @@ from agent.settings import (
     WorkspaceSettings,
 )
 from gateway.config.accounts import Bot, DiscordConfig, TelegramConfig, check_accounts, check_places
+from gateway.config.agents import Agents, Routes
 from gateway.config.blocks import BaseConfig, did_you_mean, setting, unknown_key
 from gateway.config.context_settings import (
     AuxiliaryConfig,
@@ -232,8 +233,13 @@ class DeliveryConfig(BaseConfig):
 
 
 class Config(BaseConfig):
-    """Complete configuration, checked by `gateway.config.load_config`."""
+    """Agents with names, and the routes that select the agent of a chat."""
 
+    agents: Agents = setting({}, default_text="none")
+    """Agents by name. Each can have `persona`, `model`, `skills`, `shared_notes`, caps under `costs`, and the blocks
+    `tools`, `memory`, `compression`, `hygiene` and `context`. For all other keys, the values of this file apply."""
+    routes: Routes = setting((), default_text="none")
+    """Rules that select the agent of a chat: `agent` with `chat`, `account` or `role`. The most specific rule wins."""
     telegram: TelegramConfig = Field(default_factory=TelegramConfig)
     discord: DiscordConfig = Field(default_factory=DiscordConfig)
     local: LocalSettings = Field(default_factory=LocalSettings)

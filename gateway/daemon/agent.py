@@ -4,8 +4,8 @@ A reload that changes the configuration builds them again.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agent.context.compressor import Engine
@@ -16,7 +16,7 @@ from agent.engines.loader import load_engine
 from agent.images.model_images import ModelImages
 from agent.images.scaling import ImageScaler
 from agent.memory.notes import MemoryDirectory
-from agent.memory.sections import SectionReader
+from agent.memory.sections import PERSONA_FILE, SectionReader
 from agent.memory.skills import SkillCatalog
 from agent.memory_flush import MemoryWriter
 from agent.model.catalog import ASSUMED_CONTEXT, known_model
@@ -29,13 +29,14 @@ from agent.tools.planning import context_tool, delegate_tool, todo_tool
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry, ToolSource, load_plugin_tools
 from agent.turn import Agent
-from gateway.config import LoadedConfig
+from gateway.config import LiveConfig, LoadedConfig
 from gateway.config.fields import block_json, secrets_of
+from gateway.config.overlay import SHARED_NOTES, AgentConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
 from gateway.models.pricing import SpendingControl
 from gateway.models.routes import capacity_in, configured_limits, context_settings, route_for, zone_of
-from gateway.models.selection import ClientRegistry, ModelRegistry
+from gateway.models.selection import ClientRegistry, FallbackState, ModelRegistry, Runtime
 from gateway.outbound.notices import NoticeWriter
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
@@ -51,24 +52,40 @@ class AgentMaker:
     scaler: ImageScaler
     spending: SpendingControl
     access: ToolAccess
-    tools: Callable[[LoadedConfig], Sequence[Tool]] = lambda _: ()
-    """Builds the tools that need parts of the daemon."""
+    tools: Callable[[LoadedConfig, str], Sequence[Tool]] = lambda loaded, agent: ()
+    """Builds the tools of an agent that need parts of the daemon."""
+    access_of: Callable[[str], ToolAccess] | None = None
+    """Returns the access rules of an agent's tools. None: `access` applies to all agents."""
     tool_source: ToolSource | None = None
     notices: NoticeWriter
     _pending: CompressionRegistry = field(default_factory=CompressionRegistry, init=False)
     _agents: list[Agent] = field(default_factory=list, init=False)
     _clients: list[ClientRegistry] = field(default_factory=list, init=False)
 
-    def make(self, loaded: LoadedConfig) -> tuple[Agent, ModelRegistry]:
-        """Return the agent and the models. The agent can run turns with any of the models.
+    def make(self, loaded: LoadedConfig, name: str = "") -> tuple[Agent, ModelRegistry]:
+        """Return an agent and its models. The agent can run turns with any of the models.
 
         Raises `ConfigError` if a protocol's SDK is missing, or if the context engine is missing or broken.
         """
-        clients = ClientRegistry(loaded.config, self.spending)
+        of, settings = replace(loaded, config=loaded.agent(name).config), loaded.agent(name)
+        clients = ClientRegistry(of.config, self.spending, settings)
         self._clients.append(clients)
-        agent = self._agent(loaded)
+        agent = self._agent(of, settings)
         self._agents.append(agent)
-        return agent, self._models(loaded, clients)
+        return agent, self._models(of, clients)
+
+    def make_named(self, loaded: LoadedConfig, live: LiveConfig, old: Mapping[str, Runtime]) -> dict[str, Runtime]:
+        """Return the runtimes of all named agents. Those in `old` are kept if their configuration has not changed."""
+        found = {}
+        for name, agent in loaded.named_agents.items():
+            before = live.loaded.named_agents.get(name)
+            if name in old and before is not None and _all_inputs(agent) == _all_inputs(before):
+                found[name] = old[name]
+            else:
+                made, models = self.make(loaded, name)
+                fallbacks = old[name].fallbacks if name in old else FallbackState()
+                found[name] = Runtime(live, made, models, fallbacks, name)
+        return found
 
     def expire_learned(self) -> None:
         """Make the models reload their learned limits when they are next used."""
@@ -81,21 +98,21 @@ class AgentMaker:
         for clients in self._clients:
             await clients.close()
 
-    def _agent(self, loaded: LoadedConfig) -> Agent:
+    def _agent(self, loaded: LoadedConfig, settings: AgentConfig) -> Agent:
         config, redactor = loaded.config, Redactor(loaded.secrets())
-        zone = zone_of(config)
-        skills = SkillCatalog(path=loaded.home / "skills")
+        zone, access = zone_of(config), self.access if self.access_of is None else self.access_of(settings.name)
+        skills = SkillCatalog(path=settings.skills)
         skills.load()
-        notes = self._notes(loaded, redactor)
-        files = self._files(loaded, notes, skills)
+        notes = self._notes(loaded, settings, redactor)
+        files = self._files(loaded, settings, notes, skills)
         writer = self._memory_writer(config, notes, files, redactor)
-        registry = self._registry(loaded, notes, skills)
+        registry = self._registry(loaded, settings, notes, skills)
         budget = ResultBudget(result_size=config.tools.default_result_size, turn_budget=config.tools.turn_budget)
         subagents = SubagentRunner(
             store=self.store,
             clock=self.clock,
             tools=registry,
-            access=self.access,
+            access=access,
             budget=budget,
             zone=zone,
             redact=redactor,
@@ -104,7 +121,7 @@ class AgentMaker:
             store=self.store,
             prompts=PromptBuilder(
                 tools=registry,
-                offers=OfferRegistry(registry, self.store, self.access),
+                offers=OfferRegistry(registry, self.store, access),
                 persona=config.agent.persona or DEFAULT_PERSONA,
                 zone=zone,
                 files=files,
@@ -121,20 +138,22 @@ class AgentMaker:
             delegate=subagents.run,
         )
 
-    def _notes(self, loaded: LoadedConfig, redactor: Redactor) -> MemoryDirectory | None:
+    def _notes(self, loaded: LoadedConfig, settings: AgentConfig, redactor: Redactor) -> MemoryDirectory | None:
         """Return the long-term memory, or None if it is disabled."""
         memory = loaded.config.memory
-        if not memory.enabled:
-            return None
-        return MemoryDirectory(path=loaded.home / "memory", settings=memory, holds_secret=redactor.knows)
+        return None if not memory.enabled else replace(notes_of(loaded, settings), holds_secret=redactor.knows)
 
-    def _files(self, loaded: LoadedConfig, notes: MemoryDirectory | None, skills: SkillCatalog) -> SectionReader:
-        config = loaded.config
+    def _files(
+        self, loaded: LoadedConfig, settings: AgentConfig, notes: MemoryDirectory | None, skills: SkillCatalog
+    ) -> SectionReader:
+        config, persona = loaded.config, settings.persona_file
+        if persona is None and config.agent.persona is None:
+            persona = loaded.home / PERSONA_FILE
         return SectionReader(
-            home=loaded.home,
+            home=loaded.home_of(settings.name),
             notes=notes,
             skills=skills,
-            reads_persona=config.agent.persona is None,
+            persona=persona,
             is_on=lambda name, chat: config.tools.switch_of(name, chat) == "on",
         )
 
@@ -148,12 +167,14 @@ class AgentMaker:
         is_shared = flush is True
         return MemoryWriter(notes=notes, redact=redactor, clock=self.clock, is_on=files.is_on, is_shared_on=is_shared)
 
-    def _registry(self, loaded: LoadedConfig, notes: MemoryDirectory | None, skills: SkillCatalog) -> ToolRegistry:
+    def _registry(
+        self, loaded: LoadedConfig, settings: AgentConfig, notes: MemoryDirectory | None, skills: SkillCatalog
+    ) -> ToolRegistry:
         """Return the registry of all tools: built-in tools, tools that need parts of the daemon, and plugins."""
         tools = [*recall_tools(), context_tool, todo_tool(self.clock)]
         tools += [memory_tool(notes)] if notes is not None else []
         tools += [skill_tool(skills), *([delegate_tool] if loaded.config.auxiliary.delegate != "off" else [])]
-        registry = ToolRegistry((*tools, *self.tools(loaded)), self.tool_source)
+        registry = ToolRegistry((*tools, *self.tools(loaded, settings.name)), self.tool_source)
         for plugin_tool in load_plugin_tools(registry.by_name):
             registry.add(plugin_tool)
         return registry
@@ -212,6 +233,13 @@ class AgentMaker:
         return models
 
 
+def notes_of(loaded: LoadedConfig, settings: AgentConfig) -> MemoryDirectory:
+    """Return the long-term memory of an agent. Agents that share their notes about people use one folder for these."""
+    own = loaded.home_of(settings.name) / "memory"
+    shared = loaded.home_of("" if loaded.agent("").shares_notes else SHARED_NOTES) / "memory"
+    return MemoryDirectory(path=own, people=shared if settings.shares_notes else own, settings=settings.config.memory)
+
+
 def _model_info(route: RouteConfig) -> ModelInfo:
     return ModelInfo(
         name=route.label,
@@ -249,6 +277,10 @@ def agent_inputs(config: Config) -> tuple[object, ...]:
     """Return the configuration blocks from which an agent is built. A change in one of them requires a new agent."""
     blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
     return (*blocks, config.costs, config.tools, config.memory)
+
+
+def _all_inputs(agent: AgentConfig) -> tuple[object, ...]:
+    return (agent_inputs(agent.config), agent.skills, agent.persona_file, agent.daily_cap, agent.shares_notes)
 
 
 def settings_mark(config: Config) -> str:

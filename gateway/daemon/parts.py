@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from agent.documents.reading import DocumentReader
 from agent.images.scaling import ImageScaler
@@ -13,7 +13,7 @@ from agent.tools.files.workspace import WorkspaceStore
 from agent.tools.mcp.servers import ImageStore, ServerRegistry
 from agent.tools.registry import Tool
 from agent.tools.terminal.terminal_tool import BackgroundRegistry
-from gateway.access.permissions import AccessControl
+from gateway.access.permissions import AccessControl, AgentAccess
 from gateway.cluster.membership import Membership
 from gateway.cluster.node import Duty, Node, NodeState, OnHintOf
 from gateway.cluster.previews import RemotePreview, RemotePreviews, StoredPreview
@@ -116,6 +116,7 @@ class Parts:
         self.tools = self._make_tools(loaded)
         self.agents = self._make_agents(extra_tools)
         self.runtime = runtime = Runtime(live, *self.agents.make(loaded))
+        runtime.named = self.agents.make_named(loaded, live, {})
 
         # Turns, commands and incoming messages
         make_client = partial(transcription_client, spending=self.spending)
@@ -165,11 +166,15 @@ class Parts:
 
     def _make_tools(self, loaded: LoadedConfig) -> BuiltInTools:
         files, clock, live, deliver = self.files, self.clock, self.live, self.delivery.wake
+
+        def workspaces_of(agent: str) -> WorkspaceStore:
+            return WorkspaceStore(loaded.home_of(agent) / "workspaces", loaded.config.workspace)
+
         images = ImageStore(files=files, clock=clock, scaler=self.scaler)
         return BuiltInTools(
             live=live,
             access=self.access,
-            workspaces=WorkspaceStore(loaded.workspaces, loaded.config.workspace),
+            workspaces_of=cache(workspaces_of),
             background=self.background,
             servers=ServerRegistry(images, clock, lambda text: live.redactor()(text)),
             sending=FileDelivery(files=files, max_bytes=self.adapters.max_file_bytes, deliver=deliver, clock=clock),
@@ -185,7 +190,8 @@ class Parts:
             scaler=self.scaler,
             spending=self.spending,
             access=self.access,
-            tools=lambda loaded: (*self.tools.make(loaded), *extra_tools),
+            tools=lambda loaded, agent: (*self.tools.make(loaded, agent), *extra_tools),
+            access_of=partial(AgentAccess, self.access),
             tool_source=self.tools.servers,
             notices=NoticeWriter(
                 store=self.store,
@@ -234,7 +240,8 @@ class Parts:
                 documents=self.documents,
                 clock=self.clock,
                 files=self.files,
-                workspaces=self.tools.workspaces,
+                workspaces=self.tools.workspaces_of(""),
+                workspaces_of=self.tools.workspaces_of,
             ),
             clock=self.clock,
             group=self.group,
@@ -308,9 +315,7 @@ class Parts:
         timers: dict[Timer, TimerWork] = {
             self.approval_timer: partial(expire_questions, self.lanes),
             self.schedule_timer: partial(fire_schedules, self.lanes),
-            self.deletion_timer: partial(
-                remove_deleted_chats, self.lanes, self.files, self.live.loaded.home / "memory"
-            ),
+            self.deletion_timer: partial(remove_deleted_chats, self.lanes, self.files, self.live.loaded.home),
             Timer("expire_idle", 5 * 60, runs_at_once=False): partial(expire_idle, self.lanes),
             Timer("housekeeping", 60 * 60, runs_at_once=False): partial(run_housekeeping, self.lanes, self.files),
         }
@@ -323,7 +328,8 @@ class Parts:
         """Return the handlers for hints from other nodes that do not concern lanes."""
 
         def expire_learned(_: int) -> None:
-            self.runtime.models.expire_learned()
+            for runtime in (self.runtime, *self.runtime.named.values()):
+                runtime.models.expire_learned()
             self.agents.expire_learned()
 
         return {

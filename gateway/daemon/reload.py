@@ -27,7 +27,10 @@ from gateway.daemon.tools import BuiltInTools
 from gateway.logs import update_logging
 from gateway.models.pricing import unpriced_models, unpriced_sentence
 from gateway.models.selection import Runtime, preload
+from hermes_state.agents import load_removed
 from hermes_state.errors import ConfigError
+from hermes_state.store.writer import Store
+from hermes_state.text import counted
 
 log = structlog.get_logger()
 
@@ -88,8 +91,11 @@ class Reloader:
             await asyncio.to_thread(preload, new.config)
             _warn(new.warnings)
             plan, merged = reload_differences(loaded, new), merge_for_reload(loaded, new)
-            if agent_inputs(merged.config) != agent_inputs(loaded.config):
+            named = self.agents.make_named(merged, self.live, runtime.named)
+            is_changed = agent_inputs(merged.config) != agent_inputs(loaded.config)
+            if is_changed or merged.config.agents.keys() != loaded.config.agents.keys():
                 runtime.agent, runtime.models = self.agents.make(merged)
+            runtime.named = named
         except ConfigError as error:
             _warn(error.warnings if isinstance(error, ConfigRejected) else ())
             log.error("config.rejected", error=str(error), kept="the last good configuration")
@@ -98,9 +104,22 @@ class Reloader:
         await self.tools.reload(runtime.agent.offers.registry.by_name, self.group)
         update_logging(merged.config.logging.level, merged.secrets())
         self.on_applied()
+        await warn_removed_agents(self.agents.store, merged)
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
         log_prices_and_caching(merged.config)
         return plan
+
+
+async def warn_removed_agents(store: Store, loaded: LoadedConfig) -> None:
+    """Log a warning for each agent that is no longer configured, but still has schedules or open turns."""
+    known = f"|{'|'.join(loaded.agent_names)}|"
+    for one in await store.read(load_removed, known):
+        work = [counted(one.schedules, "active schedule"), counted(one.turns, "open turn"), counted(one.chats, "chat")]
+        reason = (
+            f"{loaded.sources['agents']}: agents has no {one.agent}, but that agent has {', '.join(work[:2])} and was "
+            f"chosen in {work[2]}: add it again to continue, or remove the schedules with /schedule"
+        )
+        log.warning("agent.removed", agent=one.agent, reason=reason)
 
 
 def log_prices_and_caching(config: Config) -> None:

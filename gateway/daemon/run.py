@@ -17,7 +17,7 @@ from agent.tools.registry import Tool
 from agent.tools.terminal.sandbox import terminal_fault
 from gateway.config import LoadedConfig
 from gateway.daemon.parts import Parts
-from gateway.daemon.reload import log_prices_and_caching
+from gateway.daemon.reload import log_prices_and_caching, warn_removed_agents
 from gateway.health import notify
 from gateway.models.selection import preload
 from gateway.operator.socket import serve_control
@@ -127,6 +127,7 @@ async def _serve_until_stopped(parts: Parts) -> None:
             hint = f"the built-in offline model answers; to use a real one, {MODEL_SETUP_HINT}"
             log.warning("model.offline", hint=hint)
         log_prices_and_caching(loaded.config)
+        await warn_removed_agents(parts.store, loaded)
         await parts.signals.stopping.wait()
         notify(parts.environ, "STOPPING=1")
         await _drain(parts)

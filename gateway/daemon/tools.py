@@ -31,7 +31,8 @@ class BuiltInTools:
 
     live: LiveConfig
     access: AccessControl
-    workspaces: WorkspaceStore
+    workspaces_of: Callable[[str], WorkspaceStore]
+    """Returns the workspaces of an agent. All calls for one agent return the same object."""
     background: BackgroundRegistry
     servers: ServerRegistry
     sending: FileDelivery
@@ -39,9 +40,9 @@ class BuiltInTools:
     documents: DocumentReader = field(default_factory=DocumentReader)
     reschedule: Callable[[], None]
 
-    def make(self, loaded: LoadedConfig) -> tuple[Tool, ...]:
-        """Return new tools. They read the current configuration on each call, except for the image size."""
-        live, workspaces, files, clock = self.live, self.workspaces, self.sending.files, self.sending.clock
+    def make(self, loaded: LoadedConfig, agent: str = "") -> tuple[Tool, ...]:
+        """Return new tools of an agent. They read the current configuration on each call, except for the image size."""
+        live, workspaces, files, clock = self.live, self.workspaces_of(agent), self.sending.files, self.sending.clock
         max_bytes = loaded.config.attachments.max_bytes
         images = ImageReader(
             files=files, max_bytes=max_bytes, scaler=self.scaler, clock=clock, documents=self.documents
@@ -60,7 +61,8 @@ class BuiltInTools:
         probe_sandbox.cache_clear()
 
         def has_no_terminal(context: ToolContext) -> bool:
-            refusal = self.access.refusal(tools[TERMINAL], context.chat, context.chat_kind, context.started_by)
+            place = context.chat, context.chat_kind, context.started_by
+            refusal = self.access.refusal(tools[TERMINAL], *place, context.agent)
             return refusal is not None or not self.live.config.terminal.enabled
 
         await self.background.stop("the terminal was disabled", has_no_terminal)

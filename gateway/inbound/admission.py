@@ -23,6 +23,7 @@ from gateway.turns.lanes import INTERRUPTED, LaneRegistry
 from gateway.turns.runner import STOPPED_NOTICE, ActiveTurn
 from hermes_state import inbox, journal, outbox, talk, values
 from hermes_state.admin.pairings import UserRole
+from hermes_state.agents import UNROUTED, RoutedAgent
 from hermes_state.chats import find_chat, find_chats_at, meet_chat
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
@@ -76,6 +77,8 @@ class AcceptedEvent:
     """False if the sender of talk has no access."""
     shows_talk: bool = False
     """True if a turn that starts in the same transaction sees the talk before it."""
+    routed: RoutedAgent = UNROUTED
+    """Agent that the routes select for the message."""
     asked_at: float = field(default_factory=time.monotonic, compare=False)
     """Monotonic time in seconds when the attempt to store the event began."""
 
@@ -165,7 +168,8 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
     )
     row = _row(message, chat_id, payload, kind=event.kind, mode=event.mode, expects_more=message.expects_more)
     may_start = event.may_start and event.kind is InboxKind.MESSAGE
-    if may_start and (at_once := journal.start_at_once(db, row, now, shows_talk=event.shows_talk)) is not None:
+    at_once = journal.start_at_once(db, row, now, event.routed, shows_talk=event.shows_talk) if may_start else None
+    if at_once is not None:
         return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:

@@ -6,6 +6,7 @@ from zoneinfo import ZoneInfo
 from agent.model.base import Caps
 from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, StoreLedger, UnpricedCaps
 from agent.model.catalog import FREE, Price, price_of
+from gateway.config.overlay import AgentConfig
 from gateway.config.settings import Config
 from gateway.models.routes import all_routes
 from hermes_state.store.writer import Store
@@ -21,13 +22,13 @@ class SpendingControl:
         self._day = DailyUsage(store)
         self.ledger = StoreLedger(store, clock)
 
-    def caps_in(self, config: Config, name: str | None) -> Caps | None:
+    def caps_in(self, config: Config, name: str | None, agent: AgentConfig | None = None) -> Caps | None:
         """Return the caps for the model `name` (None: the free built-in model), or None if no cap is set."""
-        if not config.costs.has_caps:
+        if not config.costs.has_caps and (agent is None or agent.daily_cap is None):
             return None
         if price_in(config, name) is None:
             return UnpricedCaps(name or "")
-        return SpendingCaps(self._store, cap_limits(config), self._day, self._clock)
+        return SpendingCaps(self._store, cap_limits(config, agent), self._day, self._clock)
 
 
 def price_in(config: Config, name: str | None) -> Price | None:
@@ -37,7 +38,8 @@ def price_in(config: Config, name: str | None) -> Price | None:
     return price_of(name, config.costs.prices, keeps_cache_for_an_hour=config.model.cache_ttl == "1h")
 
 
-def cap_limits(config: Config) -> SpendingCapSettings:
+def cap_limits(config: Config, agent: AgentConfig | None = None) -> SpendingCapSettings:
+    """Return the caps of the configuration, and those of an agent if there are several."""
     costs, zone = config.costs, config.agent.time_zone
     return SpendingCapSettings(
         daily=_limit(costs.daily_cap),
@@ -45,6 +47,8 @@ def cap_limits(config: Config) -> SpendingCapSettings:
         conversation=_limit(costs.conversation_cap),
         # Days begin at midnight in this zone. The machine's zone is not used, because its UTC offset can change.
         zone=None if zone is None else ZoneInfo(zone),
+        agent=agent.name if agent is not None and config.agents else None,
+        agent_daily=None if agent is None else _limit(agent.daily_cap),
     )
 
 

@@ -21,15 +21,18 @@ from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import OfflineModel
 from agent.turn import Agent
 from gateway.config import LiveConfig
+from gateway.config.agents import route_for_chat
+from gateway.config.overlay import AgentConfig
 from gateway.config.routes import CONFIGURED, RouteConfig, completed
 from gateway.config.settings import Config, ModelConfig
 from gateway.models.pricing import SpendingControl, price_in
 from gateway.models.routes import all_routes, capacity_in
 from hermes_state.admin.pairings import UserRole
+from hermes_state.agents import UNNAMED, RoutedAgent
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.network import NetworkSettings
 from hermes_state.text import closest
-from hermes_state.values import LineageId
+from hermes_state.values import ChatKey, LineageId
 
 _EXACT: Final = "="
 """Prefix of a stored choice that is a model name at the provider instead of a configured name."""
@@ -99,16 +102,37 @@ class FallbackState:
 
 @dataclass(slots=True)
 class Runtime:
-    """Current configuration, agent and models. A reload replaces them; a running turn keeps its agent and models."""
+    """Current configuration, agent and models. A reload replaces them; a running turn keeps its agent and models.
+
+    The attributes describe the unnamed agent. `of` returns the runtime of a named agent.
+    """
 
     live: LiveConfig
     agent: Agent
     models: ModelRegistry
     fallbacks: FallbackState = field(default_factory=FallbackState)
+    name: str = ""
+    named: dict[str, "Runtime"] = field(default_factory=dict)
 
     @property
     def config(self) -> Config:
-        return self.live.config
+        """Configuration of this agent, or of the unnamed agent if this agent was removed."""
+        found = self.live.loaded.named_agents.get(self.name)
+        return self.live.config if found is None else found.config
+
+    def of(self, agent: str) -> "Runtime":
+        """Return the runtime of an agent. If there is no such agent, return that of the unnamed agent."""
+        return self.named.get(agent, self)
+
+    def has(self, agent: str) -> bool:
+        """Return True if an agent with this name is configured."""
+        return agent == self.name or agent in self.named
+
+    def routed_agent(self, chat: ChatKey, role: str) -> RoutedAgent:
+        """Return the agent that the routes select for a person with a role. The role is "" in a shared chat."""
+        route = route_for_chat(self.config.routes, chat, role)
+        names = "|".join(self.live.loaded.agent_names)
+        return RoutedAgent(name="" if route is None or route.agent == UNNAMED else route.agent, known=f"|{names}|")
 
     def model_of(self, choice: str | None) -> ModelHandle:
         """Return the model chosen for a conversation, or the configured model if the choice is no longer configured."""
@@ -204,9 +228,9 @@ class LateModel:
 class ClientRegistry:
     """Clients by route. A client is created when it is first needed, and everything that uses its route shares it."""
 
-    def __init__(self, config: Config, spending: SpendingControl) -> None:
+    def __init__(self, config: Config, spending: SpendingControl, agent: AgentConfig | None = None) -> None:
         """Raises `ConfigError` if the SDK of a configured protocol is not installed."""
-        self._config = config
+        self._config, self._agent = config, agent
         self._spending = spending
         self._clients: dict[RouteConfig, ModelClient] = {}
         for route in all_routes(config):
@@ -221,7 +245,7 @@ class ClientRegistry:
                 LateModel(route, self._config.model, self._config.network) if name is not None else OfflineModel(),
                 self._spending.ledger,
                 price=price_in(self._config, name),
-                caps=self._spending.caps_in(self._config, name),
+                caps=self._spending.caps_in(self._config, name, self._agent),
             )
         return client
 

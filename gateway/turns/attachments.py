@@ -123,6 +123,13 @@ class AttachmentHandler:
     documents: DocumentReader = field(default_factory=DocumentReader)
     workspaces: WorkspaceStore | None = None
     """Workspaces of the file tools, or None if there are no file tools."""
+    workspaces_of: Callable[[str], WorkspaceStore] | None = None
+    """Returns the workspaces of a named agent."""
+
+    def of(self, agent: str) -> "AttachmentHandler":
+        """Return the handler for the chats of an agent."""
+        workspaces = self.workspaces_of(agent) if agent and self.workspaces_of is not None else self.workspaces
+        return replace(self, runtime=self.runtime.of(agent), workspaces=workspaces) if agent else self
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedMessage] | None:
         """Read the files of `rows` for their turn. Returns None if the caller must read the waiting rows again.

@@ -17,20 +17,22 @@ from gateway.access.permissions import AccessControl
 from gateway.models.selection import Runtime
 from gateway.outbound.notices import tell_expired
 from gateway.turns.attachments import AttachmentHandler
+from gateway.turns.bursts import held_until, next_burst
 from gateway.turns.ownership import Ownership
+from gateway.turns.refusals import pause_schedules, refuse
 from gateway.turns.runner import MAX_RESTARTS, ActiveTurn, TurnRunner
-from hermes_state import attachments, inbox, journal, outbox
+from hermes_state import attachments, inbox, journal
+from hermes_state.agents import RoutedAgent, load_agent, load_state, settle
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import is_unreachable, load_chat
 from hermes_state.errors import StateError, StoreBroken
-from hermes_state.inbox import InboxKind, InboxMode, InboxRow, InboxState
+from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.journal import InboxMoved, PreparedMessage
-from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, find_open_turn, find_unended, let_go, take_up
-from hermes_state.values import ChatId, ChatKey, Clock, InboxId, InputKind, Millis, TurnId, UserRef
+from hermes_state.values import ChatId, ChatKey, ChatKind, Clock, InboxId, InputKind, Millis, TurnId, UserRef
 
 log = structlog.get_logger()
 
@@ -38,10 +40,6 @@ INTERRUPTED = "stopped: the person sent a newer message"
 TURNED_AWAY = "Your access was revoked, so I did not answer your queued messages."
 DEAD_LETTER_SENTENCE = "I could not process this message. Please try wording it differently."
 RETRY_BACKOFF = Backoff()
-ARRIVAL_SLACK_MS = 300
-"""Milliseconds of network delay to allow for a piece that was sent up to `PASTE_MS` after the previous piece."""
-PASTE_MS = 1_500
-"""Milliseconds to wait for the next piece of a long pasted text. Clients send all pieces within a second."""
 
 RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
 """Runs a queued command. Returns the turn that the command opened (`/retry`), or None."""
@@ -94,7 +92,9 @@ class Lane:
 
     async def _step(self) -> bool:
         """Do the next piece of work. Return False if no work is left."""
-        turn, rows, has_remains = await self._lanes.store.read_short(_load_work, self._chat_id)
+        turn, rows, has_remains, routed = await self._lanes.store.read_short(
+            _load_work, self._chat_id, self._lanes.routed_agent
+        )
         if turn is not None and turn.is_waiting:
             return False  # the turn stays open, and the approval decision opens a new lane
         if turn is not None:
@@ -108,6 +108,9 @@ class Lane:
         burst = next_burst(rows, merge_ms=int(self._lanes.runtime.config.sessions.merge_seconds * 1000))
         if not burst:
             return False
+        if routed is not None:
+            await self._lanes.change_agent(self._chat_id, routed)
+            return True
         if burst[0].kind is InboxKind.COMMAND:
             opened = await self._run_command(burst[0])
             if opened is not None:
@@ -131,13 +134,19 @@ class Lane:
         revoked = [row for row in rows if await lanes.access.load_role(row.sender_ref) is None]
         if revoked:  # the senders' access was revoked after they wrote the messages
             key, now = f"inbox:{revoked[0].id}:turned-away", lanes.clock.now()
-            await lanes.store.write(_refuse, revoked, InboxState.DROPPED, TURNED_AWAY, key, now)
+            await lanes.store.write(refuse, revoked, InboxState.DROPPED, TURNED_AWAY, key, now)
             lanes.turns.delivery.wake(self._chat_id)
             return
         if any(row.payload.attachments for row in rows) and not await self._ownership.can_fetch(self._chat_id):
             self._is_closing = True  # the process that serves the chat's account fetches the files
             return
-        prepared = await lanes.attachments.prepare(self._chat_id, rows)
+        agent = await lanes.store.read_short(load_agent, self._chat_id)
+        lost = [row for row in rows if row.payload.via is InputKind.SCHEDULED and row.payload.agent != agent]
+        if lost:
+            await lanes.store.write(pause_schedules, lost, lanes.clock.now())
+            lanes.turns.delivery.wake(self._chat_id)
+            return
+        prepared = await lanes.attachments.of(agent).prepare(self._chat_id, rows)
         if prepared is None:
             return
         async with lanes.slots:
@@ -157,7 +166,7 @@ class Lane:
         if first is not None:
             log.error("inbox.dead_lettered", chat_id=self._chat_id, inbox_id=first.id)
             key, now = f"inbox:{first.id}:buried", self._lanes.clock.now()
-            await self._lanes.store.write(_refuse, [first], InboxState.DEAD, DEAD_LETTER_SENTENCE, key, now)
+            await self._lanes.store.write(refuse, [first], InboxState.DEAD, DEAD_LETTER_SENTENCE, key, now)
             self._lanes.turns.delivery.wake(self._chat_id)
 
     async def _resume(self, turn: RunningTurn) -> None:
@@ -252,6 +261,17 @@ class LaneRegistry:
     def works_by(self, ownership: Ownership) -> bool:
         """Return True as long as this ownership is valid and lanes can open."""
         return ownership is self._ownership and not self._is_closing
+
+    def routed_agent(self, chat: ChatKey, kind: ChatKind, person: UserRef) -> RoutedAgent:
+        """Return the agent that the routes select for a person in a chat."""
+        return self.runtime.routed_agent(chat, self.access.role_in(kind, person))
+
+    async def change_agent(self, chat_id: ChatId, routed: RoutedAgent) -> None:
+        """Let the agent of the chat's next turn take over, and tell the context engine of the last agent."""
+        ended = await self.store.write(settle, chat_id, routed, self.clock.now())
+        if ended is not None:
+            await self.runtime.of(ended.agent).agent.context.ended(ended.session_id, was_reset=True)
+            self.turns.delivery.wake(chat_id)
 
     @property
     def served(self) -> Collection[ChatId]:
@@ -382,17 +402,6 @@ class LaneRegistry:
             ownership.note_end(chat_id, lane.woken.is_set())
 
 
-@locks(inbox="rows.id", chat="rows.chat_id")
-def _refuse(
-    db: Connection, rows: Sequence[InboxRow], state: InboxState, sentence: str, dedupe_key: str, now: Millis
-) -> None:
-    """Settle rows of one sender without a turn. Store `sentence` as the reply to the first row that is not a notice."""
-    for row in rows:
-        if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
-            reply = Reply(chat_id=row.chat_id, kind=OutboxKind.ERROR, markdown=sentence, dedupe_key=dedupe_key)
-            outbox.enqueue(db, replace(reply, reply_to=row.message_ref or None), now)
-
-
 @locks(inbox="inbox_ids", chat="chat_id")
 def _start_turn(
     db: Connection,
@@ -407,44 +416,23 @@ def _start_turn(
     return journal.start_turn(db, chat_id, inbox_ids, prepared, now, shows_talk=shows_talk)
 
 
-def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow], bool]:
-    """Return the open turn, or else the waiting rows, and True if unbound document parts must be removed."""
+def _load_work(
+    db: Connection, chat_id: ChatId, routed_of: Callable[[ChatKey, ChatKind, UserRef], RoutedAgent]
+) -> tuple[RunningTurn | None, list[InboxRow], bool, RoutedAgent | None]:
+    """Return the open turn, or else the waiting rows, and True if unbound document parts must be removed.
+
+    The last value is None, unless another agent must take over before the first row.
+    """
     turn = find_open_turn(db, chat_id)
     rows = inbox.load_waiting(db, chat_id) if turn is None else []
     scheduled = {row.id for row in rows if row.payload.via is InputKind.SCHEDULED}
     held = scheduled if scheduled and is_unreachable(db, chat_id) else ()
     has_remains = turn is None and load_note(db, attachments.PARTS_NOTE.format(chat_id)) is not None
-    return turn, [row for row in rows if not row.runs_at_once and row.id not in held], has_remains
-
-
-def next_burst(rows: Sequence[InboxRow], *, merge_ms: int) -> list[InboxRow]:
-    """Return the waiting rows for the next turn, or a single command. Notices alone do not start a turn.
-
-    Consecutive messages of a sender within `merge_ms` become a single turn (a burst).
-    """
-    messages = [row for row in rows if row.kind is not InboxKind.NOTICE]
-    burst = messages[:1]
-    if not burst or burst[0].kind is InboxKind.COMMAND:
-        return burst
-    for row in messages[1:]:
-        if not _follows(row, burst, merge_ms):
-            break
-        burst.append(row)
-    notices = [row for row in rows if row.kind is InboxKind.NOTICE and row.id < burst[-1].id]
-    return sorted([*notices, *burst], key=lambda row: row.id)
-
-
-def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
-    first, last = burst[0], burst[-1]
-    if InboxMode.ALONE in (first.mode, row.mode) or row.kind is InboxKind.COMMAND or row.sender_ref != first.sender_ref:
-        return False
-    is_in_span = merge_ms > 0 and abs(row.sent_at - first.sent_at) <= merge_ms
-    is_next_piece = last.expects_more and row.sent_at - last.sent_at <= PASTE_MS + 1_000  # Telegram rounds to seconds
-    return is_in_span or is_next_piece
-
-
-def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow]) -> Millis:
-    """Return the time until which a burst waits for another piece, or 0 for no wait. A later message ends the wait."""
-    last = burst[-1]
-    is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)
-    return Millis(last.received_at + PASTE_MS + ARRIVAL_SLACK_MS if last.expects_more and is_newest else 0)
+    waiting = [row for row in rows if not row.runs_at_once and row.id not in held]
+    first, routed = next((row for row in waiting if row.kind is not InboxKind.NOTICE), None), None
+    if first is not None:
+        chat = load_chat(db, chat_id)
+        routed = routed_of(chat.key, chat.kind, first.sender_ref)
+        state = load_state(db, chat_id, routed)
+        routed = None if state.next_agent == state.agent else routed
+    return turn, waiting, has_remains, routed

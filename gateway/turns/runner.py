@@ -78,6 +78,14 @@ class FallbacksFailedError(HermesError):
         self.count = count
 
 
+class AgentRemovedError(HermesError):
+    """The agent of the turn is no longer configured."""
+
+    def __init__(self, agent: str) -> None:
+        super().__init__(f"the agent {agent} is not configured")
+        self.agent = agent
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAnswer:
     """Answer of a turn, with the chosen model and the model that answered."""
@@ -143,9 +151,16 @@ class TurnRunner:
         began = time.monotonic()
         chat = turn.chat
         with bound_contextvars(
-            platform=chat.platform, account=chat.account, chat=chat.name, lineage_id=turn.lineage_id, turn_id=turn.id
+            platform=chat.platform,
+            account=chat.account,
+            chat=chat.name,
+            **({"agent": turn.agent} if turn.agent else {}),
+            lineage_id=turn.lineage_id,
+            turn_id=turn.id,
         ):
             try:
+                if not self.runtime.has(turn.agent):
+                    raise AgentRemovedError(turn.agent)
                 with own_cancellation():
                     await self._answer(turn, preview)
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
@@ -169,7 +184,8 @@ class TurnRunner:
         return True
 
     async def _answer(self, turn: RunningTurn, preview: TurnPreview) -> None:
-        config, agent, models = self.runtime.config, self.runtime.agent, self.runtime.models
+        runtime = self.runtime.of(turn.agent)
+        config, agent, models = runtime.config, runtime.agent, runtime.models
         await make_way()
         preview.open((await self.delivery.close_previews(turn.chat_id)).get(turn.id))
         done: TurnAnswer | None = None
@@ -239,7 +255,7 @@ class TurnRunner:
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
         image_notice = f"_{answer.notice}_" if answer.notice is not None else None
-        before = self.runtime.fallbacks.note(turn.lineage_id, done.chosen, done.by)
+        before = self.runtime.of(turn.agent).fallbacks.note(turn.lineage_id, done.chosen, done.by)
         notices = [line for line in (change_notice(done, before), image_notice, pressure) if line]
         return ModelAnswer(
             text=answer.text,
@@ -316,6 +332,9 @@ def _sentence(error: HermesError | TimeoutError) -> str:
     if isinstance(error, FallbacksFailedError):
         others = "The fallback model" if error.count == 1 else f"The {error.count} fallback models"
         return f"{sentence_for(error.first)} {others} also failed."
+    if isinstance(error, AgentRemovedError):
+        removed = f"The agent {error.agent} is no longer configured, so I cannot finish this answer."
+        return f"{removed} Your messages are stored. An operator can add the agent to `agents` again."
     if isinstance(error, ModelError):
         return sentence_for(error)
     return DEADLINE_SENTENCE if isinstance(error, TimeoutError) else CRASH_SENTENCE

@@ -57,10 +57,11 @@ class TitleWriter:
         lineage_id = turn.lineage_id
         if self._is_stopped or lineage_id in self._settled or lineage_id in self._tasks:
             return
-        route = route_for(self.runtime.config, "title", by)
+        runtime = self.runtime.of(turn.agent)
+        route = route_for(runtime.config, "title", by)
         if route is None or len(self._tasks) >= MAX_WAITING:
             return
-        work = self._see_to(turn.chat_id, lineage_id, route)
+        work = self._see_to(turn.chat_id, lineage_id, route, runtime)
         task = self._tasks[lineage_id] = asyncio.create_task(work, name=f"title-{lineage_id}")
         task.add_done_callback(lambda _: self._tasks.pop(lineage_id, None))
 
@@ -76,23 +77,23 @@ class TitleWriter:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
-    async def _see_to(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> None:
+    async def _see_to(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig, runtime: Runtime) -> None:
         with crash_logged("title.crashed"):  # no other task awaits this task
             try:
                 async with self._slots:
-                    if await self._write(chat_id, lineage_id, route):
+                    if await self._write(chat_id, lineage_id, route, runtime):
                         if len(self._settled) >= 4_096:
                             self._settled.clear()
                         self._settled.add(lineage_id)
             except HermesError as error:
                 log.info("title.failed", error=type(error).__name__, detail=str(error))
 
-    async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> bool:
+    async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig, runtime: Runtime) -> bool:
         """Ask for a title and store it. Return True if this conversation needs no further call."""
         rows = await self.store.read(_load_untitled, lineage_id)
         if rows is None:
             return True
-        client = self.runtime.models.client_of(route)
+        client = runtime.models.client_of(route)
         if client.breaker.open is not None or not any(row.origin is Origin.HUMAN for row in rows):
             return False
         redact, payer = self.runtime.live.redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)

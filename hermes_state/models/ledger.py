@@ -59,13 +59,15 @@ def insert_call(
     call: ModelCall,
     now: Millis,
 ) -> None:
-    """Add a call to the ledger, without changing a session's totals."""
+    """Add a call to the ledger, without changing a session's totals. The agent is that of the session or the chat."""
     query = """INSERT INTO model_calls (chat_id, lineage_id, session_id, turn_id, purpose, route, model, outcome,
       estimated, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, cost_microusd,
-      took_ms, created_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+      took_ms, created_at, agent)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(
+      (SELECT agent FROM sessions WHERE id = ?), (SELECT agent FROM chats WHERE id = ?), ''))"""
     kind = (call.purpose, call.route, call.model, call.outcome, int(call.is_estimated))
-    db.execute(query, (*place, *kind, *_tokens_of(call), call.cost, call.took_ms, now))
+    whose = place[2], place[0]
+    db.execute(query, (*place, *kind, *_tokens_of(call), call.cost, call.took_ms, now, *whose))
 
 
 def usage_of(call: ModelCall) -> tuple[int, ...]:
@@ -183,14 +185,21 @@ def cost_of_conversation(db: Connection, lineage_id: LineageId) -> MicroUsd:
     return scalar(db, MicroUsd, query, (lineage_id,))
 
 
-def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
-    """Return a chat's cost since the time `since`. The query is fast because it reads only a covering index."""
+def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis, agent: str | None = None) -> MicroUsd:
+    """Return a chat's cost since the time `since`, for one agent or for all (None).
+
+    The query for all agents is fast because it reads only a covering index.
+    """
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ?"
-    return scalar(db, MicroUsd, query, (chat_id, since))
+    if agent is None:
+        return scalar(db, MicroUsd, query, (chat_id, since))
+    return scalar(db, MicroUsd, f"{query} AND agent = ?", (chat_id, since, agent))
 
 
-def cost_around(db: Connection, since: Millis, until: Millis) -> tuple[MicroUsd, MicroUsd]:
+def cost_around(db: Connection, since: Millis, until: Millis, agent: str | None = None) -> tuple[MicroUsd, MicroUsd]:
     """Return the cost of calls from `since` to `until`, and the cost of calls since `until`.
+
+    `agent`: count only the calls of this agent.
 
     Calls are compared by time instead of id, because with several writers a call can become visible after a call with a
     higher id.
@@ -198,7 +207,8 @@ def cost_around(db: Connection, since: Millis, until: Millis) -> tuple[MicroUsd,
     query = """SELECT coalesce(sum(CASE WHEN created_at < ? THEN cost_microusd END), 0),
       coalesce(sum(CASE WHEN created_at >= ? THEN cost_microusd END), 0)
     FROM model_calls WHERE created_at >= ?"""
-    older, newer = db.execute(query, (until, until, since)).fetchone()
+    query, whose = (query, ()) if agent is None else (f"{query} AND agent = ?", (agent,))
+    older, newer = db.execute(query, (until, until, since, *whose)).fetchone()
     return MicroUsd(int(older)), MicroUsd(int(newer))
 
 

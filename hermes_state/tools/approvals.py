@@ -191,27 +191,39 @@ def next_expiry(db: Connection) -> Millis | None:
     return scalar_or_none(db, Millis, query)
 
 
+_WHOLE_CHAT = """(SELECT CASE c.agent WHEN '' THEN 0 ELSE -(SELECT min(s.id) FROM sessions s
+  WHERE s.chat_id = c.id AND s.agent = c.agent) END FROM chats c WHERE c.id = :chat_id)"""
+"""SQL for the `lineage_id` of grants that apply to all conversations of a chat and its agent.
+
+It is 0 for the unnamed agent. For other agents, it is the negative id of the agent's first session in the chat.
+"""
+_GRANTED_HERE = f"""chat_id = :chat_id AND (lineage_id = {_WHOLE_CHAT} OR EXISTS (SELECT 1 FROM sessions s
+  JOIN chats c ON c.id = s.chat_id WHERE s.id = tool_grants.lineage_id AND s.agent = c.agent))"""
+
+
 def grant(db: Connection, approval: PendingApproval, scope: GrantKind, by: str, now: Millis) -> None:
     """Allow all calls of the approved call's shape, in its conversation or in its whole chat."""
-    lineage_id = approval.lineage_id if scope is GrantKind.SESSION else 0
-    query = """INSERT INTO tool_grants (chat_id, lineage_id, tool_name, shape, granted_by, created_at)
-    VALUES (?, ?, ?, ?, ?, ?)
+    lineage_id = approval.lineage_id if scope is GrantKind.SESSION else None
+    query = f"""INSERT INTO tool_grants (chat_id, lineage_id, tool_name, shape, granted_by, created_at)
+    SELECT :chat_id, coalesce(CAST(:lineage_id AS BIGINT), {_WHOLE_CHAT}), :tool, :shape, :by, CAST(:now AS BIGINT)
     ON CONFLICT (chat_id, lineage_id, tool_name, shape) DO UPDATE SET granted_by = excluded.granted_by"""
-    db.execute(query, (approval.chat_id, lineage_id, approval.tool_name, approval.shape, by, now))
+    call = {"tool": approval.tool_name, "shape": approval.shape, "by": by, "now": now}
+    db.execute(query, {"chat_id": approval.chat_id, "lineage_id": lineage_id, **call})
 
 
 def load_grants(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> set[tuple[str, str, str]]:
     """Load the grants that apply to a conversation, as (tool, shape, person who allowed it)."""
-    query = "SELECT tool_name, shape, granted_by FROM tool_grants WHERE chat_id = ? AND lineage_id IN (0, ?)"
-    return set(db.execute(query, (chat_id, lineage_id)).fetchall())
+    query = f"""SELECT tool_name, shape, granted_by FROM tool_grants
+    WHERE chat_id = :chat_id AND lineage_id IN ({_WHOLE_CHAT}, :lineage_id)"""
+    return set(db.execute(query, {"chat_id": chat_id, "lineage_id": lineage_id}).fetchall())
 
 
 def revoke_grants(db: Connection, chat_id: ChatId) -> int:
-    """Delete a chat's grants. Return how many were deleted."""
-    return db.execute("DELETE FROM tool_grants WHERE chat_id = ?", (chat_id,)).rowcount
+    """Delete the grants of a chat and its agent. Return how many were deleted."""
+    return db.execute(f"DELETE FROM tool_grants WHERE {_GRANTED_HERE}", {"chat_id": chat_id}).rowcount
 
 
 def list_grants(db: Connection, chat_id: ChatId) -> list[str]:
-    """Load a chat's grants, each as a string `tool: shape`."""
-    query = "SELECT tool_name || ': ' || shape FROM tool_grants WHERE chat_id = ? ORDER BY id"
-    return scalars(db, str, query, (chat_id,))
+    """Load the grants of a chat and its agent, each as a string `tool: shape`."""
+    query = f"SELECT tool_name || ': ' || shape FROM tool_grants WHERE {_GRANTED_HERE} ORDER BY id"
+    return scalars(db, str, query, {"chat_id": chat_id})

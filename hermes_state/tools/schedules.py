@@ -43,6 +43,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
 class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
     id: int
+    agent: str  # agent that answered in the chat when the schedule was added
     state: ScheduleState
     fired_at: Millis | None  # when the schedule last fired, according to the clock at that time
 
@@ -58,19 +59,23 @@ class FiringPlan:
 
 
 _COLUMNS = columns(ScheduleRow, "schedules")
+_HAS_AGENT = "agent = (SELECT c.agent FROM chats c WHERE c.id = chat_id)"
+"""SQL condition for schedules of the agent that answers in their chat now. Others stay with their agent."""
 _IS_REACHABLE = "NOT EXISTS (SELECT 1 FROM chats c WHERE c.id = chat_id AND c.unreachable_since IS NOT NULL)"
 """SQL condition for schedules of chats that the bot can write to. Other schedules wait until the bot can."""
 
 
 def insert_schedule(db: Connection, schedule: NewSchedule) -> int:
-    """Store a schedule. Return its number."""
+    """Store a schedule for the chat's agent. Return its number."""
     values = msgspec.structs.asdict(schedule)
-    return insert_row(db, int, insertion("schedules", values), values)
+    number = insert_row(db, int, insertion("schedules", values), values)
+    db.execute("UPDATE schedules SET agent = (SELECT agent FROM chats WHERE id = chat_id) WHERE id = ?", (number,))
+    return number
 
 
 def load_schedules(db: Connection, chat_id: ChatId) -> list[ScheduleRow]:
-    """Load a chat's unfinished schedules, oldest first."""
-    query = f"SELECT {_COLUMNS} FROM schedules WHERE chat_id = ? AND state <> 'done' ORDER BY id"
+    """Load the unfinished schedules of a chat and its agent, oldest first."""
+    query = f"SELECT {_COLUMNS} FROM schedules WHERE chat_id = ? AND {_HAS_AGENT} AND state <> 'done' ORDER BY id"
     return select(db, ScheduleRow, query, (chat_id,))
 
 
@@ -82,8 +87,8 @@ def load_all_schedules(db: Connection, limit: int) -> list[ScheduleRow]:
 
 
 def find_schedule(db: Connection, chat_id: ChatId, schedule_id: int) -> ScheduleRow | None:
-    """Load a schedule of this chat, unless it is done."""
-    query = f"SELECT {_COLUMNS} FROM schedules WHERE chat_id = ? AND id = ? AND state <> 'done'"
+    """Load a schedule of this chat and its agent, unless it is done."""
+    query = f"SELECT {_COLUMNS} FROM schedules WHERE chat_id = ? AND id = ? AND {_HAS_AGENT} AND state <> 'done'"
     return select_one(db, ScheduleRow, query, (chat_id, schedule_id))
 
 
@@ -176,6 +181,11 @@ def drop_waiting(db: Connection, row: ScheduleRow, now: Millis) -> None:
     inbox.settle_where(db, InboxState.DROPPED, now, where, row.chat_id, f"{inbox.SCHEDULE_PREFIX}{row.id}:%")
 
 
+def number_of(event_ref: str) -> int:
+    """Return the number of the schedule that sent a message, from the message's event key."""
+    return int(event_ref.split(":")[1])
+
+
 def fire(db: Connection, row: ScheduleRow, key: str, notes: tuple[str, ...], now: Millis) -> None:
     """Store the schedule's message in the inbox. A message with the same `key` is stored only once."""
     chat = load_chat(db, row.chat_id).key
@@ -189,7 +199,7 @@ def fire(db: Connection, row: ScheduleRow, key: str, notes: tuple[str, ...], now
         sender_ref=row.creator_ref,
         sender_name=row.creator_name,
         message_ref="",
-        payload=InboxPayload(text=row.text, via=InputKind.SCHEDULED, notes=notes),
+        payload=InboxPayload(text=row.text, via=InputKind.SCHEDULED, notes=notes, agent=row.agent),
         expects_more=False,
         sent_at=now,
     )

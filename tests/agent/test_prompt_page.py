@@ -41,7 +41,10 @@ def assembled(home: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     files = SectionReader(
-        home=home, notes=MemoryDirectory(path=home / "memory"), skills=SkillCatalog(path=home / "skills")
+        home=home,
+        notes=MemoryDirectory(path=home / "memory"),
+        skills=SkillCatalog(path=home / "skills"),
+        persona=home / "SOUL.md",
     )
     builder = PromptBuilder(tools=ToolRegistry(recall_tools()), files=files)
     return asyncio.run(builder.system_for(CONVERSATION, Tokens(64_000)))

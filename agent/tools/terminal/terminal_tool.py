@@ -69,13 +69,15 @@ class BackgroundRegistry:
         self._starting: Counter[ChatId] = Counter()
         self._tasks: dict[asyncio.Task[None], BackgroundCommand] = {}
 
-    def of(self, chat_id: ChatId) -> list[BackgroundCommand]:
-        return [one for one in self._commands.values() if one.context.chat_id == chat_id]
+    def of(self, context: ToolContext) -> list[BackgroundCommand]:
+        """Return the commands of the same chat and agent."""
+        place = context.chat_id, context.agent
+        return [one for one in self._commands.values() if (one.context.chat_id, one.context.agent) == place]
 
-    def find(self, chat_id: ChatId, command_id: str) -> BackgroundCommand:
-        found = self._commands.get(command_id)
-        if found is None or found.context.chat_id != chat_id:
-            known = ", ".join(one.id for one in self.of(chat_id)) or "none"
+    def find(self, context: ToolContext, command_id: str) -> BackgroundCommand:
+        found = next((one for one in self.of(context) if one.id == command_id), None)
+        if found is None:
+            known = ", ".join(one.id for one in self.of(context)) or "none"
             raise ToolError(f"there is no background command {command_id[:40]!r}; existing commands: {known}")
         return found
 
@@ -83,7 +85,7 @@ class BackgroundRegistry:
         self, command: str, folder: Path, settings: TerminalSettings, context: ToolContext
     ) -> BackgroundCommand:
         """Start a background command. Raises `ToolError`, for example if the chat has reached its limit."""
-        running = sum(one.running.is_running for one in self.of(context.chat_id)) + self._starting[context.chat_id]
+        running = sum(one.running.is_running for one in self.of(context)) + self._starting[context.chat_id]
         if running >= settings.max_background:
             raise ToolError(f"this chat has the maximum of {counted(running, 'background command')}; kill one first")
         self._starting[context.chat_id] += 1
@@ -103,7 +105,7 @@ class BackgroundRegistry:
             await one.running.finish(None)
         finally:
             one.ended.set()
-        ended = [other.id for other in self.of(one.context.chat_id) if not other.running.is_running]
+        ended = [other.id for other in self.of(one.context) if not other.running.is_running]
         for command_id in ended[:-10]:  # the ten newest are kept until their output is polled
             del self._commands[command_id]
         if not one.pollers:
@@ -161,7 +163,7 @@ def terminal_tool(
         given, seconds = settings(), asked.seconds
         match asked.action:
             case "list":
-                return _listed(background.of(context.chat_id))
+                return _listed(background.of(context))
             case "run":
                 command, folder = asked.needed("command"), folder_of(context.chat_id)
                 if asked.background:
@@ -173,7 +175,7 @@ def terminal_tool(
                     await running.finish(min(seconds or given.seconds, given.seconds))
                 return running.report()
             case action:
-                one = background.find(context.chat_id, asked.needed("id"))
+                one = background.find(context, asked.needed("id"))
                 if action == "poll":
                     return await background.wait(one, min(seconds or 0.0, given.seconds))
                 one.pollers += 1  # this call reports the end of the command

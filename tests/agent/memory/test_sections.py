@@ -25,7 +25,8 @@ LARGE = Tokens(64_000)
 
 def reader(home: Path) -> SectionReader:
     notes = MemoryDirectory(path=home / "memory", settings=MemorySettings(memory_size=50_000, user_size=50_000))
-    return SectionReader(home=home, notes=notes, skills=SkillCatalog(path=home / "skills"))
+    skills = SkillCatalog(path=home / "skills")
+    return SectionReader(home=home, notes=notes, skills=skills, persona=home / "SOUL.md")
 
 
 def full(home: Path, words: str) -> SectionReader:

@@ -429,7 +429,7 @@ EVERY_COMMAND = (
     *("/compress", "/compress preview", "/compress undo", "/model", "/model other", "/unknown"),
     *("/rules", "/rules drop m1", "/memory", "/memory add x", "/todo", "/todo clear"),
     *("/schedule", "/schedule add @daily look", "/schedule run 1"),
-    *("/think", "/think high", "/think default", "/think lots"),
+    *("/think", "/think high", "/think default", "/think lots", "/agent", "/agent auto", "/agent nobody"),
     *("/approve", "/approve a1 always", "/deny", "/deny a1 not now", "/tools", "/tools forget"),
     *(
         "/reactions",

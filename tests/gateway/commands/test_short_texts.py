@@ -20,7 +20,7 @@ HELP = """\
 `/queue And by train?` asks this after the current answer.
 
 **Memory and settings**
-/memory /todo /schedule /model /think /tools{group} /reactions /voice
+/memory /todo /schedule /model /agent /think /tools{group} /reactions /voice
 `/memory me add I prefer metric units` makes me remember that you prefer metric units.
 
 **About**

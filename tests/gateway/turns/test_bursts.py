@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.turns.lanes import ARRIVAL_SLACK_MS, PASTE_MS, held_until, next_burst
+from gateway.turns.bursts import ARRIVAL_SLACK_MS, PASTE_MS, held_until, next_burst
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxRow, InboxState
 from hermes_state.values import ChatId, InboxId, Millis, UserRef
 

@@ -1,0 +1,146 @@
+"""Agents by name, and the routes that select the agent of a chat.
+
+An agent is the top-level configuration with some keys replaced. A chat without a route has the agent with the name "".
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, SecretStr
+
+from gateway.config.blocks import BaseConfig, checked_block, did_you_mean
+from gateway.config.tool_settings import places_of
+from hermes_state.agents import UNNAMED
+from hermes_state.redaction import is_secret_name
+from hermes_state.setting_types import AnyCase, FrozenBlock, keyed, listed
+from hermes_state.values import ChatKey
+
+AGENT_BLOCKS = ("tools", "memory", "compression", "hygiene", "context")
+"""Blocks of the configuration that an agent can override."""
+AGENT_CAPS = ("daily_cap", "chat_daily_cap", "conversation_cap")
+"""Keys of `costs` that an agent can set."""
+OWN_KEYS = ("persona", "model", "skills", "shared_notes")
+"""Keys of an agent that are not keys of the configuration."""
+
+BY_ROUTE = "auto"
+"""Word with which `/agent` lets the routes choose the agent again."""
+
+_NAME = "[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?"
+
+
+def _masked(value: object, name: str = "") -> object:
+    """Return a value with secrets wrapped in `SecretStr`."""
+    if isinstance(value, Mapping):
+        is_secret = name == "extra_headers"
+        return FrozenBlock({key: _masked(one, "token" if is_secret else str(key)) for key, one in value.items()})
+    if isinstance(value, list):
+        return tuple(_masked(one) for one in value)
+    return SecretStr(value) if isinstance(value, str) and is_secret_name(name) else value
+
+
+def unmasked(value: object) -> Any:  # Any: a value from YAML
+    """Return a value of an agent's block as it was written."""
+    if isinstance(value, Mapping):
+        return {key: unmasked(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return [unmasked(one) for one in value]
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+def _agents(value: object) -> Mapping[str, object]:
+    """Return a mapping from name to block. In an environment variable, it is written as JSON."""
+    found: dict[str, object] = {}
+    for name, block in keyed(value).items():
+        if not isinstance(name, str) or re.fullmatch(_NAME, name) is None:
+            raise ValueError(
+                f"{name!r} cannot be the name of an agent: use at most 32 of the characters a-z, 0-9 and -"
+            )
+        if name == BY_ROUTE:
+            raise ValueError(f"{name!r} is reserved for `/agent {BY_ROUTE}`: choose another name")
+        if not isinstance(block, Mapping | None):
+            raise ValueError(f"{name} must be a block with keys such as persona and model")
+        if name == UNNAMED and not (block or {}).keys() <= {"shared_notes"}:
+            raise ValueError(f"{name} is the agent at the top level: here it can have only the key shared_notes")
+        found[name] = _masked(block or {})
+    return found
+
+
+Agents: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_agents)]
+
+
+class AgentRoute(BaseConfig):
+    """Rule that selects an agent. Every key that is set must match."""
+
+    agent: str
+    chat: str = ""
+    account: str = ""
+    role: Annotated[Literal["admin", "moderator", "user", ""], AnyCase] = ""
+
+    @property
+    def selector(self) -> tuple[str, str, str]:
+        return self.chat, self.account, self.role
+
+    @property
+    def text(self) -> str:
+        """The route as text, such as `chat telegram:-100123, role admin`."""
+        named = zip(("chat", "account", "role"), self.selector, strict=True)
+        return ", ".join(f"{key} {value}" for key, value in named if value) or "all chats"
+
+
+def _routes(value: object) -> Sequence[AgentRoute]:
+    rows = listed(value)
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError("must be a list of blocks with agent, and with chat, account or role")
+    found = []
+    for number, row in enumerate(rows, start=1):
+        texts = {key: str(one) for key, one in row.items() if one is not None}
+        if "agent" not in texts:
+            raise ValueError(f"[{number}].agent is missing: set it to the name of an agent")
+        found.append(checked_block(AgentRoute, texts, f"[{number}]", AgentRoute.model_fields))
+    return found
+
+
+Routes: TypeAlias = Annotated[tuple[AgentRoute, ...], BeforeValidator(_routes)]
+
+
+def route_for_chat(routes: Sequence[AgentRoute], chat: ChatKey, role: str) -> AgentRoute | None:
+    """Return the most specific route that matches, or None.
+
+    A topic is more specific than its chat, then come the platform, the account, and the role. `role` is the role of
+    the person who writes, or "" in a chat of several people.
+    """
+    places = [*places_of(chat)]
+
+    def matches(route: AgentRoute) -> bool:
+        return route.chat in ("", *places) and route.account in ("", chat.account) and route.role in ("", role)
+
+    def rank(route: AgentRoute) -> tuple[int, bool, bool]:
+        place = len(places) - places.index(route.chat) if route.chat else 0
+        return place, bool(route.account), bool(route.role)
+
+    return max(filter(matches, routes), key=rank, default=None)
+
+
+def route_problems(routes: Sequence[AgentRoute], agents: Mapping[str, object], lines: Sequence[str]) -> Iterator[str]:
+    """Yield a message for each route with an unknown agent, and for routes that match the same messages.
+
+    `lines` are the positions of the routes in the configuration.
+    """
+    seen = defaultdict[tuple[str, str, str], list[str]](list)
+    for route, line in zip(routes, lines, strict=True):
+        known = (UNNAMED, *agents)
+        if route.agent not in known:
+            meant = did_you_mean(route.agent, known) or f"; configured agents: {', '.join(known)}"
+            yield f"{line}: routes: there is no agent {route.agent!r}{meant}"
+        seen[route.selector].append(line)
+    for found in seen.values():
+        if len(found) > 1:
+            yield f"{found[0]} and {found[1]}: routes: both routes match the same messages: remove one of them"
+
+
+def unrouted(routes: Sequence[AgentRoute], agents: Mapping[str, object]) -> list[str]:
+    """Return the names of agents to which no route leads."""
+    routed = {UNNAMED, *(route.agent for route in routes)}
+    return [name for name in agents if name not in routed]

@@ -1,0 +1,104 @@
+"""The configuration of one agent: the top level of the configuration with the agent's own keys laid over it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gateway.config.agents import AGENT_BLOCKS, AGENT_CAPS, OWN_KEYS
+from gateway.config.blocks import did_you_mean
+from gateway.config.files import KeyPath
+from gateway.config.routes import RouteConfig, written_route
+from gateway.config.settings import Config, ModelConfig
+
+SHARED_NOTES = "_shared"
+"""Folder in `agents/` with the notes about people of agents that share them, if the unnamed agent does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """Checked configuration of one agent."""
+
+    config: Config
+    skills: Path
+    name: str = ""
+    persona_file: Path | None = None
+    """File with the persona. None: `agent.persona` or `SOUL.md`."""
+    daily_cap: float | None = None
+    """Maximum spending of this agent per day. `config.costs.daily_cap` limits all agents together."""
+    shares_notes: bool = False
+    """True if other agents that share their notes about people can read and write this agent's."""
+
+
+def is_agent_key(key: KeyPath) -> bool:
+    """Return True if an agent can override this key."""
+    return key[0] in AGENT_BLOCKS or (key[0] == "costs" and key[-1] in AGENT_CAPS)
+
+
+def unknown_agent_key(key: KeyPath) -> str:
+    known = (*OWN_KEYS, *AGENT_BLOCKS, *(f"costs.{cap}" for cap in AGENT_CAPS))
+    name = ".".join(key)
+    return f"unknown key {name}{did_you_mean(name, known) or '; valid keys: ' + ', '.join(known)}"
+
+
+def completed_agent(name: str, laid: Config, top: Config, own: Mapping[str, Any], home: Path) -> AgentConfig:
+    """Return the configuration of an agent. `laid`: the top level `top` with the blocks of the agent laid over it.
+
+    `own` has the keys that only agents have. Raises `ValueError` with a message of the form `key: message`.
+    """
+    agent = AgentConfig(
+        name=name,
+        config=laid.model_copy(update={"costs": laid.costs.model_copy(update={"daily_cap": top.costs.daily_cap})}),
+        daily_cap=laid.costs.daily_cap if own.get("has_daily_cap") else None,
+        skills=_folder(home, own.get("skills") or "skills"),
+        shares_notes=_switch(own.get("shared_notes", False)),
+    )
+    persona = own.get("persona")
+    if persona is not None and not (isinstance(persona, str) and persona.strip()):
+        raise ValueError("persona: must be a text, or the name of a file that ends in .md")
+    if persona and persona.endswith(".md") and "\n" not in persona:
+        if not (file := home / persona).is_file():
+            raise ValueError(f"persona: there is no file {file}")
+        agent = replace(agent, persona_file=file)
+    elif persona:
+        text = replace(laid.agent, persona=persona)
+        agent = replace(agent, config=agent.config.model_copy(update={"agent": text}))
+    if own.get("model") is not None:
+        model = _model(top.model, own["model"])
+        agent = replace(agent, config=agent.config.model_copy(update={"model": model}))
+    return agent
+
+
+def _folder(home: Path, name: object) -> Path:
+    if not isinstance(name, str) or not (folder := home / name).is_relative_to(home) or ".." in folder.parts:
+        raise ValueError("skills: must be the name of a folder in the state directory")
+    if name != "skills" and not folder.is_dir():
+        raise ValueError(f"skills: there is no folder {folder}")
+    return folder
+
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("shared_notes: must be true or false")
+    return value
+
+
+def _model(top: ModelConfig, written: object) -> ModelConfig:
+    """Return the settings of an agent's model. Aliases and fallbacks keep their meaning at the top level."""
+    if not isinstance(written, str | Mapping):
+        raise ValueError("model: must be an alias, the name of a model, or a block with name, base_url and api_key")
+    try:
+        route = top.named_route(written if isinstance(written, str) else written_route(written, "model"))
+    except ValueError as error:
+        raise ValueError(f"model: {error}") from None
+    if (complaint := route.complaint("model")) is not None:
+        raise ValueError(f"model: {complaint}")
+    values = {name: getattr(top, name) for name in ModelConfig.model_fields if name not in RouteConfig.model_fields}
+    values["aliases"] = {alias: _block(top.alias_route(alias)) for alias in top.aliases}
+    values["fallbacks"] = [_block(one) for one in top.fallback_routes]
+    return ModelConfig(**{**_block(route), **values})
+
+
+def _block(route: RouteConfig) -> dict[str, Any]:
+    """Return the keys of a complete route."""
+    return {name: value for name in RouteConfig.model_fields if (value := getattr(route, name)) not in (None, {})}

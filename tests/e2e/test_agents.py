@@ -1,0 +1,175 @@
+"""Several agents in one gateway: which of them answers, what each of them knows, and what they cost."""
+
+import json
+from typing import Any
+
+from tests.e2e.protocols import conversation_of, prompt_of
+from tests.e2e.world import GROUP, World
+
+SAID = "the orchid code is 7719"
+"""Words that one agent is told, and that no other may ever read."""
+AGENTS = """
+access: {allow: ["telegram:42", "telegram:43"], admins: ["telegram:1", "telegram:42"]}
+tools: {approval: {writes: allow}}
+costs: {prices: {"lab-*": {input: 3, output: 15}}}
+agents:
+  ops:
+    persona: You are the operator of the orchard.
+    model: {name: lab-32k, context_length: 32000}
+    tools: {use: {write_file: "off"}}
+  support:
+    persona: You help customers.
+routes:
+  - {chat: "telegram:43", agent: ops}
+  - {chat: "telegram:-100200", agent: support}
+"""
+
+
+async def started(world: World, more: str = "") -> None:
+    world.configure(AGENTS + more)
+    for name in ("HERMES_ACCESS__ALLOW", "HERMES_ACCESS__ADMINS"):
+        del world.gateway.environ[name]
+    await world.gateway.start()
+
+
+def tools_of(request: dict[str, Any]) -> set[str]:
+    return {tool.get("function", tool)["name"] for tool in request["body"]["tools"]}
+
+
+async def test_each_route_leads_to_an_agent_with_its_own_persona_model_and_tools(world: World) -> None:
+    await started(world)
+    await world.converse("hello from nobody")
+    await world.say("hello to ops", chat_id=43)
+    await world.replies(1, chat_id=43)
+    await world.say_in_group("@lab_gateway_bot hello to support")
+    await world.replies(1, chat_id=GROUP)
+    plain, ops, support = await world.asked(3)
+    assert [request["body"]["model"] for request in (plain, ops, support)] == ["lab-128k", "lab-32k", "lab-128k"]
+    assert "operator of the orchard" in prompt_of(ops)[0].text
+    assert "You help customers" in prompt_of(support)[0].text
+    assert "orchard" not in conversation_of(plain) + conversation_of(support)
+    assert "write_file" not in tools_of(ops)
+    assert "write_file" in tools_of(plain) & tools_of(support)
+    assert world.query("SELECT agent FROM sessions ORDER BY id") == [("",), ("ops",), ("support",)]
+    assert world.query("SELECT agent FROM model_calls ORDER BY id") == [("",), ("ops",), ("support",)]
+    await world.ask("/status", "Agent: ops .route: chat telegram:43.", chat_id=43)
+    await world.ask("/agent", "Agent: default .no route matches.")
+
+
+async def test_an_admin_changes_the_agent_of_a_chat_and_comes_back_by_resume(world: World) -> None:
+    await started(world)
+    await world.converse(SAID)
+    await world.ask("/agent nobody", "There is no agent “nobody”")
+    await world.ask("/agent ops", "From your next message on, the agent ops answers here, in a new conversation")
+    await world.converse("who are you?")
+    second = (await world.asked(2))[1]
+    assert "operator of the orchard" in prompt_of(second)[0].text
+    assert SAID not in conversation_of(second)
+    await world.gateway.kill()
+    await world.gateway.start()
+    await world.converse("and after a crash?")
+    assert "operator of the orchard" in prompt_of((await world.asked(3))[2])[0].text
+    assert world.query("SELECT agent, count(*) FROM sessions GROUP BY agent ORDER BY agent") == [("", 1), ("ops", 1)]
+    [(key,)] = world.query("SELECT key FROM sessions WHERE agent = ''")
+    await world.ask(f"/resume {key[:8]}", "Back in conversation")
+    await world.converse("what was the code?")
+    fourth = (await world.asked(4))[3]
+    assert SAID in conversation_of(fourth)
+    assert "orchard" not in prompt_of(fourth)[0].text
+    await world.ask("/agent auto", "the agent default answers here")
+    await world.ask("/agent ops", "Only admins", chat_id=43)
+
+
+async def test_a_reload_adds_and_removes_agents_and_only_then_ends_their_conversations(world: World) -> None:
+    await started(world)
+    await world.say(SAID, chat_id=43)
+    await world.replies(1, chat_id=43)
+    await world.hold(match="slow question", text="answered by ops", times=1)
+    await world.say("slow question", chat_id=43)
+    await world.asked(2)
+    world.configure(
+        AGENTS.replace("agent: ops}", "agent: desk}").replace(
+            "  support:\n", "  desk:\n    persona: Desk.\n  support:\n"
+        )
+    )
+    await world.reload()
+    await world.release()
+    assert await world.replies(2, chat_id=43, match="answered by ops|orchid") or True
+    await world.ask("hello again", "hello again", chat_id=43)
+    assert await world.replies(1, chat_id=43, match="The agent desk answers here from now on")
+    last = (await world.asked(3))[2]
+    assert prompt_of(last)[0].text.startswith("Desk.")
+    assert SAID not in conversation_of(last)
+    assert world.query("SELECT end_reason FROM sessions WHERE agent = 'ops'") == [("reset",)]
+    world.configure(AGENTS.replace("  ops:\n", "  bops:\n").replace("agent: ops}", "agent: bops}"))
+    await world.reload()
+    await world.converse("still here")
+    assert world.query("SELECT agent FROM chats WHERE chat_ref = '43'") == [("desk",)], "nobody wrote there since"
+    await world.ask("one more", "one more", chat_id=43)
+    assert world.query("SELECT agent FROM chats WHERE chat_ref = '43'") == [("bops",)]
+    assert json.loads(json.dumps(world.query("SELECT count(*) FROM inbox WHERE state = 'dropped'"))) == [[0]]
+
+
+SURFACES = {
+    "search": ("history_search", {"query": "orchid code"}),
+    "open": ("history_open", {"id": "m1"}),
+    "files": ("list_files", {}),
+    "file": ("read_file", {"path": "orchid.md"}),
+    "file search": ("search_files", {"pattern": "orchid"}),
+    "schedules": ("schedule", {"action": "list"}),
+    "to-do list": ("todo", {}),
+    "sub-agent": ("delegate", {"task": "use-search now"}),
+}
+COMMANDS = ("/history", "/sessions", "/memory", "/schedule", "/todo", "/rules", "/tools", "/status", "/usage", "/title")
+
+
+async def told(world: World) -> None:
+    """Tell the agent a secret that it stores wherever an agent of a chat can store something."""
+    note = {"name": "memory", "arguments": {"action": "add", "target": "memory", "text": SAID}}
+    person = {"name": "memory", "arguments": {"action": "add", "target": "user", "text": f"{SAID} personally"}}
+    file = {"name": "write_file", "arguments": {"path": "orchid.md", "content": SAID}}
+    items = [{"id": "1", "content": SAID, "status": "pending"}]
+    todo = {"name": "todo", "arguments": {"todos": items}}
+    times = {"name": "schedule", "arguments": {"action": "add", "cron": "0 8 * * *", "text": SAID}}
+    await world.script_calls("keep this", note, person, file, todo, times)
+    await world.converse(f"From now on, remember to keep this: {SAID}")
+    await world.ask("/title orchid code 7719", "is now called")
+    assert world.query("SELECT count(*) FROM schedules") == [(1,)]
+    assert SAID in (world.home / "memory" / "1" / "MEMORY.md").read_text()
+
+
+async def shown_by(world: World, word: str, *, only_results: bool = False) -> set[str]:
+    """Return the surfaces that show the secret: commands by their replies, tools by whatever the model reads.
+
+    `only_results`: tools only by their results.
+    """
+    found = set[str]()
+    searching = {"name": "history_search", "arguments": {"query": "orchid code"}}
+    await world.script(match=f"{word} search", last_role="user", tool_calls=[searching], times=1)
+    for surface, (tool, arguments) in SURFACES.items():
+        since = len(await world.asked(1))
+        task = {"task": f"{word} search"} if tool == "delegate" else arguments
+        await world.script_call(f"{word} {surface}", tool, **task)
+        await world.converse(f"{word} {surface}")
+        requests = (await world.asked(since + 2))[since:]
+        assert len(requests) >= (4 if tool == "delegate" else 2), "the tool was called"
+        texts = [prompt_of(request)[-1].text if only_results else json.dumps(request["body"]) for request in requests]
+        found |= {surface for text in texts if "7719" in text}
+    for command in COMMANDS:
+        count = len(await world.visible())
+        await world.say(command)
+        await world.replies(count + 1)
+        found |= {command for text in (await world.visible())[count:] if "7719" in text}
+    return found
+
+
+async def test_no_surface_shows_one_agent_the_words_of_another_in_the_same_chat(world: World) -> None:
+    await started(world)
+    await told(world)
+    await world.ask("/agent support", "the agent support answers here")
+    assert await shown_by(world, "support") == set()
+    assert not (world.home / "agents" / "support" / "memory").exists()
+    await world.ask("/agent default", "the agent default answers here")
+    found = await shown_by(world, "default", only_results=True)
+    tools = {"search", "open", "file", "file search", "schedules"}
+    assert found >= {*tools, "/memory", "/schedule", "/sessions"}, "the agent itself finds them in a new conversation"
