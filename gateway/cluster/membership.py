@@ -6,7 +6,7 @@ only logs a warning about a difference, because a change on another node must no
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from gateway import installed_version
 from gateway.config import LoadedConfig
+from gateway.config.agents import AgentRoute
 from gateway.config.fields import dotted, values_of
 from gateway.config.settings import Config
 from gateway.schedules import server_zone
@@ -31,12 +32,14 @@ log = structlog.get_logger()
 
 AGREED = (
     "agent.time_zone",
+    "agents",
     "attachments.url",
     "costs.chat_daily_cap",
     "costs.conversation_cap",
     "costs.daily_cap",
     "discord.accounts",
     "discord.token",
+    "routes",
     "sessions.groups",
     "telegram.accounts",
     "telegram.token",
@@ -63,6 +66,12 @@ def agreed_settings(config: Config) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, SecretStr):
         return f"a value with digest {hashlib.sha256(value.get_secret_value().encode()).hexdigest()[:8]}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_shown(one)}" for key, one in sorted(value.items())) + "}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    if isinstance(value, AgentRoute):
+        return f"{value.agent} ({value.text})"
     if value is None:
         return "not set"
     return f"{value:g}" if isinstance(value, float) else redact(str(value))

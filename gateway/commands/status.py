@@ -161,7 +161,9 @@ async def usage(request: CommandRequest) -> CommandResult:
     context, chat = request.context, request.chat
     session = await context.store.read(load_active, chat.id)
     place = LookupResult(chat_id=chat.id, session=session)
-    found = await context.store.read(load_usage, cap_limits(context.runtime.config), context.clock.now(), place)
+    runtime = context.runtime
+    caps = cap_limits(runtime.config, runtime.live.loaded.agent(runtime.name) if runtime.is_configured else None)
+    found = await context.store.read(load_usage, caps, context.clock.now(), place)
     lines = ["This chat has no conversation yet."]
     if session is not None:
         context_line = (await context_lines(request, session))[0]

@@ -128,6 +128,11 @@ class Runtime:
         """Return True if an agent with this name is configured."""
         return agent == self.name or agent in self.named
 
+    @property
+    def is_configured(self) -> bool:
+        """False if this agent was removed from the configuration."""
+        return self.name in self.live.loaded.agent_names
+
     def routed_agent(self, chat: ChatKey, role: str) -> RoutedAgent:
         """Return the agent that the routes select for a person with a role. The role is "" in a shared chat."""
         route = route_for_chat(self.config.routes, chat, role)

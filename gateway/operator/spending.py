@@ -113,10 +113,13 @@ def load_usage(db: Connection, settings: SpendingCapSettings, now: Millis, place
     by_purpose = ledger.load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
     today_since = day_start(now, settings.zone)
     today = ledger.load_since(db, today_since)
-    chat_today = None if chat_id is None else ledger.load_since(db, today_since, chat_id)
+    chat_today = None if chat_id is None else ledger.load_since(db, today_since, chat_id, settings.agent)
+    has_agent_cap = settings.agent_daily is not None
+    agent_today = ledger.load_since(db, today_since, agent=settings.agent) if has_agent_cap else None
     bounds = (
         ("costs.conversation_cap", sum(by_purpose.values(), NO_CALLS) if session else None, settings.conversation),
         ("costs.chat_daily_cap", chat_today, settings.chat_daily),
+        (f"agents.{settings.agent}.costs.daily_cap", agent_today, settings.agent_daily),
         ("costs.daily_cap", today, settings.daily),
     )
     return UsageReport(
@@ -189,6 +192,7 @@ def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
     if usage.chat_today is not None:
         cap = caps.get("costs.chat_daily_cap")
         lines.append(f"- This chat today: {money(usage.chat_today) if cap is None else _of(cap)}")
+    lines += [f"- This agent today: {_of(cap)}" for key, cap in caps.items() if key.startswith("agents.")]
     cap = caps.get("costs.daily_cap")
     if cap is not None or tells_all:
         lines.append(f"- The whole gateway today: {money(usage.today) if cap is None else _of(cap)}")

@@ -170,10 +170,12 @@ def load_by_purpose(
     return {one.purpose: one.spent for one in select(db, UsageRow, query, (whose,))}
 
 
-def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> TotalUsage:
-    """Return the totals since the time `since`, for a chat or for the whole gateway."""
-    query = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?"
-    query, parameters = (query, (since,)) if chat_id is None else (f"{query} AND chat_id = ?", (since, chat_id))
+def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None, agent: str | None = None) -> TotalUsage:
+    """Return the totals since the time `since`, for a chat, for an agent, or for the whole gateway."""
+    query, parameters = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?", list[object]([since])
+    for column, value in (("chat_id", chat_id), ("agent", agent)):
+        if value is not None:
+            query, parameters = f"{query} AND {column} = ?", [*parameters, value]
     return select_one(db, TotalUsage, query, parameters) or NO_CALLS
 
 

@@ -140,6 +140,15 @@ async def test_a_node_with_another_cap_does_not_start(cluster: Cluster) -> None:
     assert cluster.query("SELECT name FROM nodes") == [("one",)]
 
 
+async def test_nodes_that_differ_in_agents_or_routes_do_not_start(cluster: Cluster) -> None:
+    agents, routes = '{"ops": {"persona": "Be brief."}}', '[{"agent": "ops", "role": "admin"}]'
+    await cluster.start("one", HERMES_AGENTS=agents, HERMES_ROUTES=routes)
+    other = cluster.add("two", HERMES_AGENTS=agents.replace("brief", "kind"), HERMES_ROUTES=routes)
+    assert "agents is {ops: {persona: Be kind.}} on two and {ops: {persona: Be brief.}} on one" in await refused(other)
+    other = cluster.add("three", HERMES_AGENTS=agents, HERMES_ROUTES="[]")
+    assert "routes is [] on three and [ops (role admin)] on one" in await refused(other)
+
+
 async def test_two_clusters_on_one_database_are_told_apart_by_a_digest(cluster: Cluster) -> None:
     await cluster.start("one")
     said = await refused(cluster.add("two", HERMES_TELEGRAM__TOKEN="654321:OTHERTOKEN"))

@@ -173,3 +173,53 @@ async def test_no_surface_shows_one_agent_the_words_of_another_in_the_same_chat(
     found = await shown_by(world, "default", only_results=True)
     tools = {"search", "open", "file", "file search", "schedules"}
     assert found >= {*tools, "/memory", "/schedule", "/sessions"}, "the agent itself finds them in a new conversation"
+
+
+async def test_an_agent_that_has_reached_its_cap_stops_and_the_others_continue(world: World) -> None:
+    world.configure(AGENTS.replace("    persona: You help customers.\n", "    costs: {daily_cap: 0.01}\n"))
+    await world.gateway.start(HERMES_ACCESS__ADMINS="telegram:1,telegram:42")
+    await world.script(match="long", text="word " * 1_000)
+    await world.ask("/agent support", "the agent support answers here")
+    await world.converse("a long one")
+    await world.ask("once more", "daily spending cap of this agent has been reached .\\$0.0[0-9]+ of \\$0.01")
+    await world.ask("/usage", "This agent today: \\$0.0[0-9]+ of \\$0.01.*: used up, agents.support.costs.daily_cap")
+    await world.ask("ops is free", "ops is free", chat_id=43)
+    await world.ask("/agent default", "the agent default answers here")
+    await world.ask("default is free", "default is free")
+    spent = dict(world.query("SELECT agent, count(*) FROM model_calls WHERE outcome = 'ok' GROUP BY agent"))
+    assert spent == {"": 1, "ops": 1, "support": 1}
+
+
+async def test_a_removed_agent_keeps_its_schedules_and_questions_and_says_so(world: World) -> None:
+    await started(world)
+    await world.script_call("every hour", "schedule", action="add", cron="0 * * * *", text="look at the orchard")
+    await world.ask("every hour", "Schedule 1 is set", chat_id=43)
+    world.configure(AGENTS.replace("writes: allow", "writes: ask"))
+    await world.reload()
+    await world.script_call("keep a note", "schedule", action="pause", id=1)
+    await world.ask("keep a note", "May I use", chat_id=43)
+    world.configure(AGENTS.replace("  ops:\n", "  desk:\n").replace("agent: ops}", "agent: desk}"))
+    await world.reload()
+    assert "agents has no ops, but that agent has 1 active schedule, 1 open turn" in world.gateway.log_text()
+    await world.gateway.kill()
+    await world.gateway.start()
+    await world.ask("/approve", "The agent ops is no longer configured, so I cannot finish this answer", chat_id=43)
+    await world.ask("/schedule run 1", "Sending schedule 1 now", chat_id=43)
+    assert await world.replies(1, chat_id=43, match="Schedule 1 is paused because its agent ops no longer answers")
+    assert world.query("SELECT state, agent FROM schedules") == [("paused", "ops")]
+    world.configure(AGENTS)
+    await world.reload()
+    await world.ask("hello ops", "hello ops", chat_id=43)
+    await world.ask("/schedule resume 1", "Schedule 1 is active again", chat_id=43)
+
+
+async def test_an_edit_of_a_message_to_one_agent_is_not_told_to_the_next(world: World) -> None:
+    await started(world)
+    sent = await world.say("plain words")
+    await world.replies(1)
+    await world.tg.post("edit", {"chat_id": 42, "message_id": sent["message"]["message_id"], "text": f"edited: {SAID}"})
+    await world.until_rows("SELECT state FROM inbox WHERE kind = 'notice'", ("new",))
+    await world.ask("/agent support", "the agent support answers here")
+    await world.converse("what is new?")
+    assert "7719" not in json.dumps((await world.asked(2))[1]["body"])
+    assert world.query("SELECT state FROM inbox WHERE kind = 'notice'") == [("dropped",)]

@@ -144,7 +144,7 @@ def _words(error: errors.ModelError) -> Mapping[str, str]:
                 "costs.daily_cap": ("The daily spending cap", "Please try again tomorrow"),
                 "costs.chat_daily_cap": ("The daily spending cap of this chat", "Please try again tomorrow"),
                 "costs.conversation_cap": ("The spending cap of this conversation", "Send /new to start another one"),
-            }[key]
+            }.get(key, ("The daily spending cap of this agent", "Please try again tomorrow"))
             told = f" ({dollars(spent)} of {dollars(limit)})" if spent is not None and limit is not None else ""
             return {"key": key, "spending": spending, "opens": opens, "spent": told}
         case errors.PriceNotFound(model=model):

@@ -97,3 +97,13 @@ def test_a_token_is_compared_by_digest_and_an_unset_token_is_not_compared() -> N
     assert settings["telegram.accounts"] == "not set"
     assert not {"discord.token", "discord.accounts"} & settings.keys()
     assert settings["costs.daily_cap"] == "not set"
+
+
+def test_agents_and_routes_are_compared_with_secrets_by_digest() -> None:
+    agents = {"ops": {"persona": "Be brief.", "model": {"name": "x", "api_key": "sk-12345678abc"}}}
+    routes = [{"agent": "ops", "chat": "telegram:43"}]
+    settings = json.loads(agreed_settings(Config.model_validate({"agents": agents, "routes": routes})))
+    assert settings["routes"] == "[ops (chat telegram:43)]"
+    assert settings["agents"].startswith("{ops: {model: {api_key: a value with digest ")
+    assert settings["agents"].endswith(", name: x}, persona: Be brief.}}")
+    assert "sk-12345678abc" not in settings["agents"]

@@ -1,0 +1,139 @@
+"""Agents and routes in the configuration: what an agent inherits, which route wins, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import ConfigRejected, LoadedConfig, load_config
+from gateway.config.agents import AgentRoute, route_for_chat
+from hermes_state.values import ChatKey
+
+TOPIC = ChatKey(platform="telegram", account="shop", chat_ref="-100", thread_ref="7")
+
+
+def loaded(home: Path, yaml: str) -> LoadedConfig:
+    (home / "config.yaml").write_text(yaml)
+    return load_config({"HERMES_HOME": str(home)})
+
+
+def refusal(home: Path, yaml: str) -> str:
+    with pytest.raises(ConfigRejected) as caught:
+        loaded(home, yaml)
+    return str(caught.value).replace(str(home / "config.yaml"), "file")
+
+
+def test_an_agent_has_the_top_level_configuration_except_for_its_own_keys(tmp_path: Path) -> None:
+    (tmp_path / "ops.md").write_text("Be brief.")
+    found = loaded(
+        tmp_path,
+        """
+model: {name: main, base_url: "http://127.0.0.1:1/v1", api_key: sk-main-key-123, fallbacks: [spare]}
+costs: {daily_cap: 9, conversation_cap: 3}
+tools: {use: {terminal: "off"}, approval: {writes: deny}}
+agents:
+  ops:
+    persona: ops.md
+    model: {name: big, base_url: "http://127.0.0.1:2/v1", api_key: sk-ops-key-4567}
+    tools: {approval: {writes: allow}}
+    costs: {daily_cap: 2}
+  desk: {persona: You are at the desk.}
+routes: [{agent: ops, chat: discord}, {agent: desk, role: admin}]
+""",
+    )
+    assert found.warnings == found.warnings[:1]
+    ops, desk = found.agent("ops"), found.agent("desk")
+    assert ops.persona_file == tmp_path / "ops.md"
+    assert (ops.config.model.name, ops.config.model.plain_key) == ("big", "sk-ops-key-4567")
+    assert ops.config.model.fallback_routes == found.config.model.fallback_routes, "a name means the same model"
+    assert ops.config.tools.approval.writes == "allow"
+    assert ops.config.tools.use == {"terminal": "off"}
+    assert (ops.daily_cap, ops.config.costs.daily_cap, ops.config.costs.conversation_cap) == (2, 9, 3)
+    assert desk.config.agent.persona == "You are at the desk."
+    assert (desk.daily_cap, desk.config.model) == (None, found.config.model)
+    assert found.agent("").config is found.config
+    assert {"sk-main-key-123", "sk-ops-key-4567"} <= {*found.secrets()}
+
+
+@pytest.mark.parametrize(
+    ("yaml", "said"),
+    [
+        (
+            "agents:\n  ops:\nroutes:\n  - {agent: opps}",
+            "file line 4: routes: there is no agent 'opps'; did you mean ops?",
+        ),
+        (
+            "agents:\n  a:\n  b:\nroutes:\n  - {agent: a, role: admin}\n  - {role: Admin, agent: b}",
+            "file line 5 and file line 6: routes: both routes match the same messages: remove one of them",
+        ),
+        ("agents:\n  ops:\n    tool: 1", "file line 3: agents.ops: unknown key tool; did you mean tools?"),
+        ("agents:\n  ops:\n    costs: {prices: {}}", "agents.ops: unknown key costs.prices; valid keys: "),
+        (
+            "agents:\n  ops:\n    memory:\n      flush: 7",
+            "file line 4: memory.flush: must be true or false (is 7) (agent ops)",
+        ),
+        ("agents:\n  ops:\n    persona: no.md", "file line 3: agents.ops.persona: there is no file "),
+        (
+            "agents:\n  ops:\n    skills: ../x",
+            "file line 3: agents.ops.skills: must be the name of a folder in the state ",
+        ),
+        ("agents:\n  Ops:", "agents: 'Ops' cannot be the name of an agent: use at most 32 of the characters"),
+        ("agents:\n  default: {persona: x}", "agents: default is the agent at the top level"),
+        ("routes:\n  - {chat: telegram}", "routes: [1].agent is missing: set it to the name of an agent"),
+        ("routes:\n  - {agent: default, chats: x}", "routes: [1]: unknown key chats; did you mean chat?"),
+    ],
+)
+def test_each_mistake_is_refused_with_its_line(tmp_path: Path, yaml: str, said: str) -> None:
+    assert said in refusal(tmp_path, yaml)
+
+
+def test_an_agent_without_a_route_is_a_warning_with_its_line(tmp_path: Path) -> None:
+    found = loaded(tmp_path, "local: {enabled: true}\nagents:\n  idle:\n")
+    assert f"{tmp_path}/config.yaml line 3: no route leads to the agent idle: add a route" in found.warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("chat", "account", "role"),
+    [
+        ("telegram:-100/7", "", ""),
+        ("telegram:-100", "shop", "admin"),
+        ("telegram:-100", "shop", ""),
+        ("telegram", "shop", ""),
+        ("telegram", "", ""),
+        ("", "shop", "admin"),
+        ("", "shop", ""),
+        ("", "", "admin"),
+        ("", "", ""),
+    ],
+)
+def test_a_more_specific_route_wins(chat: str, account: str, role: str) -> None:
+    order = [
+        ("telegram:-100/7", "", ""),
+        ("telegram:-100", "shop", "admin"),
+        ("telegram:-100", "shop", ""),
+        ("telegram", "shop", ""),
+        ("telegram", "", ""),
+        ("", "shop", "admin"),
+        ("", "shop", ""),
+        ("", "", "admin"),
+        ("", "", ""),
+    ]
+    place = order.index((chat, account, role))
+    routes = [AgentRoute(agent=str(n), chat=c, account=a, role=r) for n, (c, a, r) in enumerate(order) if n >= place]
+    found = route_for_chat(routes[::-1], TOPIC, "admin")
+    assert found is not None
+    assert found.agent == str(place)
+
+
+_words = st.sampled_from(["", "x", "telegram:-100", "telegram", "telegram:-100/7"])
+
+
+@given(
+    st.lists(
+        st.tuples(_words, st.sampled_from(["", "shop", "other"]), st.sampled_from(["", "admin", "user"])), unique=True
+    )
+)
+def test_the_order_of_routes_does_not_matter(selectors: list[tuple[str, str, str]]) -> None:
+    routes = [AgentRoute.model_construct(agent="a", chat=c, account=a, role=r) for c, a, r in selectors]
+    assert route_for_chat(routes, TOPIC, "admin") == route_for_chat(routes[::-1], TOPIC, "admin")
