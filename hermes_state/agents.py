@@ -66,6 +66,11 @@ def agent_of(db: Connection, session_id: SessionId | LineageId) -> str:
     return scalar(db, str, "SELECT agent FROM sessions WHERE id = ?", (session_id,))
 
 
+def are_stored(db: Connection) -> bool:
+    """Return False if an older version, without agents, wrote the database. The next start updates it."""
+    return "agent" in [column[0] for column in db.execute("SELECT * FROM sessions LIMIT 0").description]
+
+
 @locks(chat="chat_id")
 def choose(db: Connection, chat_id: ChatId, agent: str | None) -> None:
     """Store the agent that an admin has chosen for a chat. None: the routes decide again."""

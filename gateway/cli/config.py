@@ -30,7 +30,7 @@ def check(as_json: Json = False) -> None:
     try:
         loaded = load_config(process_environment())
         load_engine(loaded.config.context.engine, loaded.home)
-        for route in all_routes(loaded.config):
+        for route in {route for name in loaded.agent_names for route in all_routes(loaded.agent(name).config)}:
             if (missing := missing_extra(route.protocol)) is not None:
                 raise ConfigError(missing)
         config = loaded.config

@@ -37,6 +37,7 @@ from gateway.operator.why import why_lines
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import LineageSession, short_key
 from hermes_state.admin.why import WhyReport
+from hermes_state.agents import shown_name
 from hermes_state.errors import ConfigError
 from hermes_state.search.full_text import FoundMessage
 from hermes_state.sessions import Conversation
@@ -56,10 +57,12 @@ def lineage(
     limit: Annotated[
         int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of sessions; the oldest are left out.")
     ] = MAX_SESSIONS,
+    agent: Annotated[str | None, typer.Option(help="Only sessions with this agent.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show the chain of sessions in SESSION's conversation, in a chat or in all chats, oldest session first."""
     found = look_up("lineage", {"place": place, "limit": limit}, LineageSession)
+    found = [one for one in found if agent is None or shown_name(one.agent) == agent]
     head = ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY")
     lines = table(head, map(_link_cells, found)) if found else ["There are no sessions yet."]
     show(list(map(json_row, found)), lines, as_json=as_json)
@@ -80,7 +83,8 @@ def _link_cells(one: LineageSession) -> tuple[str, ...]:
 
 
 def _chat_cell(one: LineageSession | Conversation) -> str:
-    return f"{one.chat.name} ({shortened(one.label, 30)})" if one.label else one.chat.name
+    agent = f" with {one.agent}" if isinstance(one, LineageSession) and one.agent else ""
+    return f"{one.chat.name} ({shortened(one.label, 30)}){agent}" if one.label else f"{one.chat.name}{agent}"
 
 
 def _made_by(one: LineageSession) -> str:

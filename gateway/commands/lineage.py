@@ -67,7 +67,8 @@ _ENDS = {"compression": "compressed", "undo": "compression undone", "reset": "en
 
 
 def _state(one: LineageSession) -> str:
-    return "open" if one.end_reason is None else _ENDS.get(one.end_reason, one.end_reason)
+    ended = "open" if one.end_reason is None else _ENDS.get(one.end_reason, one.end_reason)
+    return f"{ended}, agent {one.agent}" if one.agent else ended
 
 
 def _paged(argument: str) -> tuple[str, int]:

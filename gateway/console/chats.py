@@ -5,7 +5,6 @@ If an admin looks at another person's messages, this is recorded in the audit li
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
 from urllib.parse import quote
 
 import msgspec
@@ -50,7 +49,7 @@ async def load(context: ConsoleContext, person: WebPerson, query: Mapping[str, s
         "platform": platform,
         "first": first,
         "next": first + PAGE_CHATS if len(rows) > PAGE_CHATS else None,
-        "model_name": partial(name_of, context.live.config.model),
+        "model_name": lambda row: name_of(context.runtime.of(row.agent).config.model, row.model),
     }
 
 
@@ -182,7 +181,9 @@ async def load_deletion(context: ConsoleContext, person: WebPerson, query: Mappi
     extent = await context.store.read(load_extent, person.chat_key(field_of(query, "chat")))
     counts = {"message": extent.messages, "file": extent.files, "schedule": extent.schedules}
     parts = [counted(number, noun) for noun, number in counts.items() if number] or ["the chat"]
-    notes = await asyncio.to_thread(_notes, MemoryDirectory(path=context.live.loaded.home / "memory"), extent.id)
+    home = context.live.loaded.home
+    folders = [MemoryDirectory(path=path) for path in (home / "memory", *home.glob("agents/*/memory"))]
+    notes = await asyncio.to_thread(lambda: [note for folder in folders for note in _notes(folder, extent.id)])
     return {
         "sentence": f"This removes {' and '.join(parts)}. You cannot undo this. The cost of the "
         "chat stays in the statistics. Files in its workspace folder and backups of the database stay too.",

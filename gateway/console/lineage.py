@@ -10,6 +10,7 @@ from gateway.console.opened import find_hits, show
 from gateway.console.registry import ConsoleContext, Page, field_of
 from gateway.operator import lookups
 from hermes_state.admin.lineage_tree import LineageNode, find_session_of, load_nodes, load_prompt_sizes
+from hermes_state.agents import agent_of
 from hermes_state.chats import Chat, find_chat, load_chat
 from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
@@ -164,6 +165,7 @@ def _rows(
             "started_at": root.started_at,
             "sessions": len(mine),
             "end": ENDS.get(tip.end_reason, "") if tip.end_reason else "open",
+            "agent": root.agent,
             "branched_from": keys.get(root.parent_id) if root.kind is SessionKind.BRANCH and root.parent_id else None,
         }
         rows.append({**row, **_drawing(mine, f"/console/lineage?{urlencode({'chat': name})}", opened, redact)})
@@ -272,8 +274,9 @@ async def load_meter(context: ConsoleContext, person: WebPerson, query: Mapping[
         return {"name": name, "used": None}
     chat, session = found
     conversation = ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
-    model = context.runtime.model_of(session.chosen_model)
-    status = await context.runtime.agent.context.status(conversation, model)
+    runtime = context.runtime.of(await context.store.read(agent_of, session.id))
+    model = runtime.model_of(session.chosen_model)
+    status = await runtime.agent.context.status(conversation, model)
     window, is_automatic = status.limits.input_window, model.context.enabled
     ticks = {"Compression starts": status.threshold, "Hygiene starts": status.limits.hygiene} if is_automatic else {}
     near = (status.threshold if is_automatic else window) * PRESSURE_PERCENT // 100

@@ -43,7 +43,7 @@ class ConsoleContext:
 
     def pauses(self) -> list[str]:
         """Return a sentence for each model that is paused because it failed several times."""
-        circuits = ((one.name, circuit) for one in self.runtime.models.in_use() if (circuit := one.breaker.open))
+        circuits = ((one.name, circuit) for one in self.runtime.clients_in_use() if (circuit := one.breaker.open))
         return [f"{name} {one.why}; it is paused for {max(1, round(one.seconds))} s." for name, one in circuits]
 
 

@@ -128,6 +128,10 @@ class Runtime:
         """Return True if an agent with this name is configured."""
         return agent == self.name or agent in self.named
 
+    def clients_in_use(self) -> list[ModelClient]:
+        """Return the clients of all agents' models that were chosen so far."""
+        return [client for one in (self, *self.named.values()) for client in one.models.in_use()]
+
     @property
     def is_configured(self) -> bool:
         """False if this agent was removed from the configuration."""

@@ -83,6 +83,7 @@ class OperatorHandler:
             "running_seconds": max(0, self.clock.now() - self.started_at) // 1000,
             "model": model.name or "offline",
             "protocol": model.protocol,
+            **({"agents": named} if (named := self._agents()) else {}),
             "routes": self._routes(),
             "turns_running": len(self.lanes.active),
             "vitals": self.heartbeat.vitals(),
@@ -92,9 +93,13 @@ class OperatorHandler:
             "not_stored": {result.value: count for result, count in counts if result is not AccessResult.ADMITTED},
         }
 
+    def _agents(self) -> Mapping[str, str]:
+        """Return the model of each named agent."""
+        return {name: agent.config.model.label for name, agent in self.loaded().named_agents.items()}
+
     def _routes(self) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = []
-        for client in self.runtime.models.in_use():
+        for client in self.runtime.clients_in_use():
             row: dict[str, Any] = {"model": client.name, "route": client.route}
             if (circuit := client.breaker.open) is not None:
                 row |= {"paused_seconds": round(circuit.seconds), "reason": circuit.why}
@@ -133,7 +138,7 @@ class OperatorHandler:
         """Run the checks that need the running daemon, such as checks of its database, models and systemd sandbox."""
         circuits = [
             warning("route", f"{one.name} ({one.route}) {circuit.why}; it is paused for {circuit.seconds:.0f} s.")
-            for one in self.runtime.models.in_use()
+            for one in self.runtime.clients_in_use()
             if (circuit := one.breaker.open) is not None
         ]
         model, config, engine = self.runtime.models.configured, self.runtime.config, self.runtime.agent.context.engine

@@ -411,4 +411,6 @@ def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation)
     row: Row = {"message": recall_id(one.message_id)} if isinstance(one, FoundMessage) else {}
     for name, _, attribute in (field.partition("=") for field in _JSON_ROWS[type(one)].split()):
         row[name] = attrgetter(attribute or name)(one)
+    if isinstance(one, LineageSession) and one.agent:
+        row["agent"] = one.agent
     return row

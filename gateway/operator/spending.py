@@ -18,6 +18,7 @@ from gateway.operator.lookups import Row, find_place
 from hermes_state import ratings
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.admin.overview import lacks_ratings
+from hermes_state.agents import are_stored, shown_name
 from hermes_state.chats import load_chat, load_label
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
@@ -224,6 +225,8 @@ class InsightsReport:
     """Display names of the chats, by the names in `chats`. A display name that several chats share is left out."""
     models: tuple[tuple[str, TotalUsage], ...]
     purposes: tuple[tuple[str, TotalUsage], ...]
+    agents: tuple[tuple[str, TotalUsage], ...] = ()
+    """Empty if no named agent was called."""
     total: TotalUsage
     thumbs: tuple[int, int] = (0, 0)
     """Number of ratings of answers: thumbs up and thumbs down."""
@@ -243,6 +246,7 @@ def load_insights(
     """Load the spending of the last `days`, including today. If `within` is given, load only that chat's spending."""
     zone = settings.zone
     first = day_of(now, zone) - timedelta(days=days - 1)
+    by_agent = ledger.load_by_agent(db, midnight(first, zone), within) if are_stored(db) else {}
     slices = ledger.load_slices(db, midnight(first, zone), within)
     by_day = _added(slices, lambda one: day_of(one.at, zone))
     every_day = (first + timedelta(days=number) for number in range(days))
@@ -258,6 +262,7 @@ def load_insights(
         chat_names={name: label for name, label in labels.items() if label and count_of[label] == 1},
         models=_sorted(_added(slices, lambda one: one.model)),
         purposes=_sorted(_added(slices, lambda one: one.purpose)),
+        agents=_sorted({shown_name(name): spent for name, spent in by_agent.items()} if any(by_agent) else {}),
         total=sum((one.spent for one in slices), NO_CALLS),
         thumbs=(0, 0) if lacks_ratings(db) else ratings.count(db, midnight(first, zone), within),
     )
@@ -273,6 +278,7 @@ def insights_row(found: InsightsReport) -> Row:
         "accounts": rows("account", found.accounts),
         "models": rows("model", found.models),
         "purposes": rows("purpose", found.purposes),
+        **({"agents": rows("agent", found.agents)} if found.agents else {}),
         "total": spent_row(found.total),
         "thumbs": {"up": found.thumbs[0], "down": found.thumbs[1]},
     }
@@ -301,6 +307,7 @@ def insights_block(found: InsightsReport) -> str:
         *([_table("ACCOUNT", found.accounts, by_cost=by_cost)] if found.accounts else []),
         _table("MODEL", found.models, by_cost=by_cost),
         _table("PURPOSE", found.purposes, by_cost=by_cost),
+        *([_table("AGENT", found.agents, by_cost=by_cost)] if found.agents else []),
         _row("total", _value(total, by_cost=by_cost), total.calls),
     ]
     if any(found.thumbs):

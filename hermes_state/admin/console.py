@@ -25,6 +25,7 @@ class LiveTurn(msgspec.Struct, frozen=True, kw_only=True):
     kind: ChatKind
     label: str
     started_by: UserRef
+    agent: str
     started_at: Millis
     is_waiting: bool
     tool: str | None
@@ -38,7 +39,7 @@ class LiveTurn(msgspec.Struct, frozen=True, kw_only=True):
 def load_live_turns(db: Connection) -> list[LiveTurn]:
     """Load the open turns of all chats, oldest first."""
     query = f"""SELECT t.id, {columns(ChatKey, "c", "chat")}, c.kind, {_LABEL} AS label, t.started_by, t.started_at,
-      t.state = 'waiting' AS is_waiting, t.parent_turn_id IS NOT NULL AS is_subagent,
+      c.agent, t.state = 'waiting' AS is_waiting, t.parent_turn_id IS NOT NULL AS is_subagent,
       (SELECT r.tool_name FROM tool_runs r WHERE r.turn_id = t.id AND r.state = 'started' ORDER BY r.id DESC LIMIT 1)
         AS tool,
       (SELECT count(*) FROM model_calls m WHERE m.turn_id = t.id) AS calls,
@@ -57,6 +58,7 @@ class ChatRow(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     model: str | None
     """Model chosen for the conversation, or None for the configured model."""
+    agent: str
     used_at: Millis
     cost: MicroUsd | None
     """Cost of all calls with a known price, or None if no price is known."""
@@ -66,7 +68,7 @@ class ChatRow(msgspec.Struct, frozen=True, kw_only=True):
 def load_chats(db: Connection, words: str, platform: str, before: int, limit: int) -> list[ChatRow]:
     """Load chats, most recently used first. Skip the first `before` chats. `words` must be in the label or chat id."""
     query = f"""SELECT * FROM (
-      SELECT c.id, {columns(ChatKey, "c", "key")}, c.kind, {_LABEL} AS label, a.chosen_model AS model,
+      SELECT c.id, {columns(ChatKey, "c", "key")}, c.kind, {_LABEL} AS label, a.chosen_model AS model, c.agent,
         coalesce(a.last_human_at, c.updated_at) AS used_at, c.unreachable_since IS NOT NULL AS is_unreachable,
         (SELECT {_SPENT} FROM model_calls m WHERE m.chat_id = c.id) AS cost
       FROM chats c {_ACTIVE}

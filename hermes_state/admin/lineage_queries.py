@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from hermes_state import agents
 from hermes_state.chats import find_chats_named
 from hermes_state.errors import LookupReason, LookupRejected
 from hermes_state.sessions import (
@@ -67,6 +68,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     """For a session that an undo created: the key of the session whose compression was undone."""
     title: str | None = None
     """Title of the conversation."""
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,7 @@ SELECT s.id AS session_id, s.key, p.key AS parent_key,
   CASE WHEN s.depth > 0 AND k.id IS NULL THEN
     (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id
      WHERE u.lineage_id = s.lineage_id AND x.undone_by = s.id) END AS undone_key,
+  {{agent}} AS agent,
   k.layer, k.tokens_before, k.tokens_after, k.focus, k.summary_kind, k.model, k.undone_by IS NOT NULL AS was_undone
 FROM sessions s JOIN chats c ON c.id = s.chat_id
 LEFT JOIN sessions p ON p.id = s.parent_session_id
@@ -158,7 +161,8 @@ def load_lineage_session(db: Connection, session_id: SessionId) -> LineageSessio
 
 
 def _load_sessions(db: Connection, scope: str, value: int, limit: int) -> list[LineageSession]:
-    return select(db, LineageSession, _SESSIONS.format(scope=scope), {"value": value, "limit": limit})[::-1]
+    query = _SESSIONS.format(scope=scope, agent="s.agent" if agents.are_stored(db) else "''")
+    return select(db, LineageSession, query, {"value": value, "limit": limit})[::-1]
 
 
 def load_around(db: Connection, session_id: SessionId, seq: int | None, before: int, limit: int) -> Transcript:

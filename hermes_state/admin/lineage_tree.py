@@ -19,6 +19,7 @@ class LineageNode(CompressionFigures, frozen=True, kw_only=True):
     started_at: Millis
     end_reason: EndReason | None
     message_count: int
+    agent: str
     undone_by: SessionId | None
     """Session that the undo of this compression created."""
 
@@ -30,7 +31,7 @@ class LineageNode(CompressionFigures, frozen=True, kw_only=True):
 def load_nodes(db: Connection, chat_id: ChatId, limit: int) -> list[LineageNode]:
     """Load the newest `limit` sessions of a chat, oldest first. Sessions of sub-agents are left out."""
     query = f"""SELECT s.id, s.key, s.parent_session_id AS parent_id, s.lineage_id, s.depth, s.kind, s.title,
-      s.started_at, s.end_reason, s.message_count, k.undone_by, {FIGURES}
+      s.started_at, s.end_reason, s.message_count, s.agent, k.undone_by, {FIGURES}
     FROM sessions s LEFT JOIN compressions k ON k.child_id = s.id
     WHERE s.chat_id = ? AND NOT {IS_SUBAGENT} ORDER BY s.id DESC LIMIT ?"""
     return select(db, LineageNode, query, (chat_id, limit))[::-1]

@@ -170,6 +170,15 @@ def load_by_purpose(
     return {one.purpose: one.spent for one in select(db, UsageRow, query, (whose,))}
 
 
+def load_by_agent(db: Connection, since: Millis, chat_id: ChatId | None = None) -> dict[str, TotalUsage]:
+    """Return the totals since the time `since` by agent."""
+    within = "" if chat_id is None else "AND chat_id = ?"
+    query = f"""SELECT 0 AS at, NULL AS chat_id, '' AS model, agent AS purpose, {_SUMS.format("spent.")}
+    FROM model_calls WHERE created_at >= ? {within} GROUP BY agent"""
+    rows = select(db, UsageRow, query, (since,) if chat_id is None else (since, chat_id))
+    return {one.purpose: one.spent for one in rows}
+
+
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None, agent: str | None = None) -> TotalUsage:
     """Return the totals since the time `since`, for a chat, for an agent, or for the whole gateway."""
     query, parameters = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?", list[object]([since])

@@ -223,3 +223,22 @@ async def test_an_edit_of_a_message_to_one_agent_is_not_told_to_the_next(world: 
     await world.converse("what is new?")
     assert "7719" not in json.dumps((await world.asked(2))[1]["body"])
     assert world.query("SELECT state FROM inbox WHERE kind = 'notice'") == [("dropped",)]
+
+
+async def test_operators_and_admins_see_the_agent_of_each_conversation_and_cost(world: World) -> None:
+    await started(world)
+    await world.converse("hello")
+    await world.say("hello to ops", chat_id=43)
+    await world.replies(1, chat_id=43)
+    await world.ask("/lineage telegram:43", "1 message?.*, open, agent ops|agent ops")
+    await world.ask("/insights", "AGENT")
+    code, output = await world.command_line("lineage", "--agent", "ops", "--json")
+    assert (code, [(row["chat"], row["agent"]) for row in json.loads(output)]) == (0, [("telegram:43", "ops")])
+    code, output = await world.command_line("insights", "--json")
+    assert {row["agent"]: row["calls"] for row in json.loads(output)["agents"]} == {"default": 1, "ops": 1}
+    code, output = await world.command_line("status", "--json")
+    assert json.loads(output)["agents"] == {"ops": "lab-32k", "support": "lab-128k"}
+    events = [json.loads(line) for line in world.gateway.log_text().splitlines() if '"turn.finished"' in line]
+    assert [event.get("agent") for event in events] == [None, "ops"]
+    code, output = await world.command_line("config", "show", "--json")
+    assert json.loads(output)["settings"]["routes"]["value"][0]["agent"] == "ops"
