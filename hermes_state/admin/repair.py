@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hermes_state.agents import are_stored
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.file_loss import refuse_loss, side_files
@@ -49,6 +50,11 @@ FROM placed
 _SUBAGENT_SESSIONS = """
 UPDATE sessions SET kind = 'subagent'
 WHERE kind = 'root' AND id IN (SELECT lineage_id FROM turns WHERE parent_turn_id IS NOT NULL)
+"""
+# Purpose: find the agents of recreated sessions, so that no other agent reads them. The keys begin with `l`.
+_LOST_AGENTS = """
+UPDATE sessions SET agent = coalesce((SELECT c.agent FROM model_calls c
+  WHERE c.lineage_id = sessions.lineage_id ORDER BY c.agent DESC LIMIT 1), '') WHERE key LIKE 'l%'
 """
 # Purpose: settle messages that were not answered and whose turn was lost.
 _WITHOUT_TURN = """
@@ -238,6 +244,8 @@ def _restore_references(db: sqlite3.Connection) -> list[str]:
             notes.append(f"{count:,} {what}.")
     if scalar(db, int, "SELECT count(*) FROM pragma_table_info('turns') WHERE name = 'parent_turn_id'"):
         db.execute(_SUBAGENT_SESSIONS)
+    if are_stored(db):
+        db.execute(_LOST_AGENTS)
     if removed := _mend_references(db):
         notes.append(f"{removed:,} rows that belonged to lost rows were removed.")
     if count := db.execute(_WITHOUT_TURN, now).rowcount:

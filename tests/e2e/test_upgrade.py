@@ -260,6 +260,21 @@ async def test_every_chat_goes_on_as_it_would_have(tmp_path: Path) -> None:
         assert "Traceback" not in world.gateway.log_text()
 
 
+async def test_an_agent_takes_over_an_old_chat_and_the_old_conversation_is_kept(tmp_path: Path) -> None:
+    agents = {"HERMES_AGENTS": '{"ops": {"persona": "You run servers."}}'}
+    routes = {"HERMES_ROUTES": '[{"agent": "ops", "chat": "telegram:42"}]'}
+    async with upgraded(tmp_path, **agents, **routes) as world:
+        query = "SELECT count(*) FROM messages m JOIN sessions s ON s.id = m.session_id WHERE s.agent = ''"
+        before = world.query(query)
+        [request] = await ask(world, "and now?")
+        assert [row["role"] for row in request["messages"]] == ["system", "user"]
+        assert "You run servers." in request["messages"][0]["content"]
+        assert any("The agent ops answers here from now on" in text for text in await world.visible(ANN))
+        assert world.query(query) == before
+        assert world.query("SELECT DISTINCT agent FROM schedules") in ([], [("",)])
+        assert len(await ask(world, "and now?", BO)) == 1
+
+
 # ---- plugins
 
 

@@ -246,6 +246,19 @@ def test_talk_of_a_lost_chat_without_messages_is_removed(path: Path) -> None:
     assert "1 rows that belonged to lost rows were removed." in report.notes
 
 
+def test_a_recreated_session_belongs_to_its_agent_again(path: Path) -> None:
+    query = "SELECT DISTINCT s.agent FROM sessions s WHERE s.lineage_id = ?"
+    with opened(path) as db:
+        (lineage_id,) = db.execute("SELECT min(lineage_id) FROM messages").fetchone()
+        columns = "lineage_id, purpose, route, model, outcome, estimated, took_ms, created_at, agent"
+        values = "?, 'turn', 'r', 'm', 'ok', 0, 1, 1, 'ops'"
+        db.execute(f"INSERT INTO model_calls ({columns}) VALUES ({values})", (lineage_id,))
+    overwrite(path, pages_of(path, "sessions"), 8)
+    repaired(path)
+    with opened(path) as db:
+        assert db.execute(query, (lineage_id,)).fetchall() == [("ops",)]
+
+
 def test_messages_of_a_lost_turn_are_settled_as_dead(path: Path) -> None:
     overwrite(path, pages_of(path, "turns"), 9)
     report = repaired(path)
