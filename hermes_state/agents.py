@@ -109,7 +109,7 @@ def settle(
     outbox.end_offer(db, chat_id, "undo", now)
     name, way_back = shown_name(state.agent), ""
     if count_messages(db, active.lineage_id):
-        way_back = f"`/resume {active.short_key}` goes back to the conversation with {name}."
+        way_back = f"Admins can go back to the conversation with {name}: `/resume {active.short_key}`."
     if way_back and tells:
         new = f"The agent {shown_name(state.next_agent)} answers here from now on, in a new conversation."
         key = f"agent:{active.id}:{active.version}"

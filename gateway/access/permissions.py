@@ -108,6 +108,12 @@ class AccessControl:
         """Return True if a person can change the conversation of a shared chat."""
         return self.is_admin(ref) or ref in self._live.config.access.moderators
 
+    def role_in(self, kind: ChatKind, person: UserRef) -> str:
+        """Return the name of a person's role for routes to agents: "" in a shared chat, where people differ."""
+        role = None if kind.is_shared else self.role_of(person)
+        is_moderator = role is UserRole.USER and person in self._live.config.access.moderators
+        return "moderator" if is_moderator else "" if role is None else role.value
+
     def hears(self, group: ChatKey) -> bool:
         """Return True if the gateway stores what people say in `group`, which is a chat key without a person."""
         return self._hearing.get(group, self._live.config.groups.context == "on")
@@ -144,12 +150,6 @@ class AccessControl:
         return AccessResult.DENIED if message.chat_kind.is_shared else AccessResult.STRANGER
 
     # ---- tools
-
-    def role_in(self, kind: ChatKind, person: UserRef) -> str:
-        """Return the name of a person's role for routes to agents: "" in a shared chat, where people differ."""
-        role = None if kind.is_shared else self.role_of(person)
-        is_moderator = role is UserRole.USER and person in self._live.config.access.moderators
-        return "moderator" if is_moderator else "" if role is None else role.value
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None, agent: str = "") -> str | None:
         """Return the reason why an agent's tool cannot be used in this chat or by this person, or None if it can."""

@@ -131,7 +131,10 @@ def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
     name = sessions.load_title(db, tip.lineage_id)
     called = f" “{name}”" if name else ""
     messages = counted(sessions.count_messages(db, tip.lineage_id), "message")
-    return f"Back in conversation{called} `{tip.short_key}`, {messages}."
+    agent = (
+        "" if other is None else f" The agent {shown_name(other)} answers here; `/agent auto` returns to the routes."
+    )
+    return f"Back in conversation{called} `{tip.short_key}`, {messages}.{agent}"
 
 
 def _other_agent(request: CommandRequest, db: Connection) -> str | None:

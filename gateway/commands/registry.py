@@ -12,7 +12,6 @@ from zoneinfo import ZoneInfo
 
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.permissions import AccessControl
-from gateway.config.fields import secrets_of
 from gateway.models.selection import Runtime
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import outbox, sessions
@@ -147,7 +146,7 @@ class CommandRequest:
 
     @property
     def redactor(self) -> Redactor:
-        return Redactor(secrets_of(self.context.runtime.config))
+        return self.context.runtime.live.redactor()
 
     @property
     def reachable_chat(self) -> ChatId | None:

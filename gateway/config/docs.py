@@ -46,7 +46,8 @@ def settings_markdown() -> str:
     rows = describe_settings()
     parts: list[str] = []
     for key, block in ROOT_AND_BLOCKS.items():
-        parts.append(f"### {dotted(key) or 'agents and routes'}\n\n{(block.__doc__ or '').splitlines()[0]}\n")
+        about = (block.__doc__ or "").splitlines()[0] if key else "Several agents ([how-to](../how-to/agents.md))."
+        parts.append(f"### {dotted(key) or 'agents and routes'}\n\n{about}\n")
         parts += [_entry(row) for row in rows if row.key.rpartition(".")[0] == dotted(key)]
         parts.append("")
     return "\n".join(parts).strip()

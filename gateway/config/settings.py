@@ -233,7 +233,7 @@ class DeliveryConfig(BaseConfig):
 
 
 class Config(BaseConfig):
-    """Agents with names, and the routes that select the agent of a chat."""
+    """Complete configuration, checked by `gateway.config.load_config`."""
 
     agents: Agents = setting({}, default_text="none")
     """Agents by name. Each can have `persona`, `model`, `skills`, `shared_notes`, caps under `costs`, and the blocks

@@ -67,19 +67,20 @@ class AgentMaker:
 
         Raises `ConfigError` if a protocol's SDK is missing, or if the context engine is missing or broken.
         """
-        of, settings = replace(loaded, config=loaded.agent(name).config), loaded.agent(name)
-        clients = ClientRegistry(of.config, self.spending, settings)
+        settings, redactor = loaded.agent(name), Redactor(loaded.secrets())  # the secrets of all agents
+        loaded = replace(loaded, config=settings.config)
+        clients = ClientRegistry(loaded.config, self.spending, settings)
         self._clients.append(clients)
-        agent = self._agent(of, settings)
+        agent = self._agent(loaded, settings, redactor)
         self._agents.append(agent)
-        return agent, self._models(of, clients)
+        return agent, self._models(loaded, clients)
 
     def make_named(self, loaded: LoadedConfig, live: LiveConfig, old: Mapping[str, Runtime]) -> dict[str, Runtime]:
         """Return the runtimes of all named agents. Those in `old` are kept if their configuration has not changed."""
         found = {}
         for name, agent in loaded.named_agents.items():
             before = live.loaded.named_agents.get(name)
-            if name in old and before is not None and _all_inputs(agent) == _all_inputs(before):
+            if name in old and before and _all_inputs(agent, loaded) == _all_inputs(before, live.loaded):
                 found[name] = old[name]
             else:
                 made, models = self.make(loaded, name)
@@ -98,8 +99,8 @@ class AgentMaker:
         for clients in self._clients:
             await clients.close()
 
-    def _agent(self, loaded: LoadedConfig, settings: AgentConfig) -> Agent:
-        config, redactor = loaded.config, Redactor(loaded.secrets())
+    def _agent(self, loaded: LoadedConfig, settings: AgentConfig, redactor: Redactor) -> Agent:
+        config = loaded.config
         zone, access = zone_of(config), self.access if self.access_of is None else self.access_of(settings.name)
         skills = SkillCatalog(path=settings.skills)
         skills.load()
@@ -279,8 +280,9 @@ def agent_inputs(config: Config) -> tuple[object, ...]:
     return (*blocks, config.costs, config.tools, config.memory)
 
 
-def _all_inputs(agent: AgentConfig) -> tuple[object, ...]:
-    return (agent_inputs(agent.config), agent.skills, agent.persona_file, agent.daily_cap, agent.shares_notes)
+def _all_inputs(agent: AgentConfig, loaded: LoadedConfig) -> tuple[object, ...]:
+    own = (agent.skills, agent.persona_file, agent.daily_cap, notes_of(loaded, agent))
+    return (agent_inputs(agent.config), *own, loaded.secrets())
 
 
 def settings_mark(config: Config) -> str:

@@ -93,7 +93,7 @@ class Reloader:
             plan, merged = reload_differences(loaded, new), merge_for_reload(loaded, new)
             named = self.agents.make_named(merged, self.live, runtime.named)
             is_changed = agent_inputs(merged.config) != agent_inputs(loaded.config)
-            if is_changed or merged.config.agents.keys() != loaded.config.agents.keys():
+            if is_changed or merged.config.agents != loaded.config.agents:
                 runtime.agent, runtime.models = self.agents.make(merged)
             runtime.named = named
         except ConfigError as error:

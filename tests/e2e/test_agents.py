@@ -242,3 +242,26 @@ async def test_operators_and_admins_see_the_agent_of_each_conversation_and_cost(
     assert [event.get("agent") for event in events] == [None, "ops"]
     code, output = await world.command_line("config", "show", "--json")
     assert json.loads(output)["settings"]["routes"]["value"][0]["agent"] == "ops"
+
+
+async def test_notes_about_people_are_shared_only_where_both_agents_say_so(world: World) -> None:
+    shared = AGENTS.replace("  support:\n", "  default: {shared_notes: true}\n  support:\n    shared_notes: true\n")
+    world.configure(shared)
+    await world.gateway.start(HERMES_ACCESS__ADMINS="telegram:42")
+    person = {"name": "memory", "arguments": {"action": "add", "target": "user", "text": "likes blue ink"}}
+    work = {"name": "memory", "arguments": {"action": "add", "target": "memory", "text": SAID}}
+    await world.script_calls("note this", person, work)
+    await world.converse("note this")
+    for agent, knows in (("support", True), ("ops", False)):
+        since = len(await world.asked(1))
+        await world.ask(f"/agent {agent}", f"the agent {agent} answers here")
+        await world.converse(f"hello {agent}")
+        [request] = (await world.asked(since + 1))[since:]
+        assert ("likes blue ink" in json.dumps(request["body"])) is knows
+        assert SAID not in json.dumps(request["body"])
+    await world.ask("/agent support", "the agent support answers here")
+    await world.ask("/memory me add prefers metric units", "USER.md: 2 entries")
+    assert "metric" in (world.home / "memory" / "1" / "USER.md").read_text()
+    world.configure(shared.replace("  default: {shared_notes: true}\n", ""))
+    await world.reload()
+    await world.ask("/memory", "There are no notes yet")
