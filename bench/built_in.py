@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 
 from agent.images.scaling import ImageScaler
@@ -49,7 +50,7 @@ def make_full_agent(loaded: LoadedConfig, store: Store) -> Agent:
     tools = BuiltInTools(
         live=live,
         access=AccessControl(store, live),
-        workspaces=WorkspaceStore(loaded.workspaces, loaded.config.workspace),
+        workspaces_of=cache(lambda agent: WorkspaceStore(loaded.workspaces, loaded.config.workspace)),
         background=BackgroundRegistry(_ignore),
         servers=ServerRegistry(ImageStore(files=files, clock=clock, scaler=scaler), clock, live.redactor()),
         sending=FileDelivery(files=files, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock),

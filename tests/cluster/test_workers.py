@@ -52,6 +52,23 @@ async def test_a_worker_gives_a_file_to_the_chat(cluster: Cluster, tmp_path: Pat
     assert "delivery.no_adapter" not in worker.log_text(), "its owner sends it"
 
 
+async def test_a_worker_answers_with_the_agent_of_the_chat_and_another_node_takes_it_over(cluster: Cluster) -> None:
+    agents = {"HERMES_AGENTS": '{"ops": {"persona": "You run servers."}}'}
+    routes = {"HERMES_ROUTES": '[{"agent": "ops", "chat": "telegram:42"}]'}
+    worker = await with_worker(cluster, **agents, **routes)
+    await cluster.hold(match="a long question")
+    await cluster.say("a long question")
+    assert "You run servers." in prompt_of((await cluster.asked(2))[1])[0].text
+    await worker.kill()
+    await cluster.release()
+    assert await cluster.replies(1, match="a long question")
+    asked = [one for one in await cluster.asked(3) if "a long question" in conversation_of(one)]
+    assert ["You run servers." in prompt_of(one)[0].text for one in asked] == [True, True]
+    assert cluster.query(
+        "SELECT DISTINCT s.agent FROM sessions s JOIN chats c ON c.id = s.chat_id AND c.chat_ref = '42'"
+    ) == [("ops",)]
+
+
 async def test_the_owner_speaks_the_answer_of_a_worker(cluster: Cluster) -> None:
     await with_worker(cluster, **ALWAYS)
     await cluster.say("hello")
