@@ -10,7 +10,7 @@ from gateway.cli.output import Json, echo, print_json, show, table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import FIELDS
-from gateway.models.routes import all_routes, missing_keys
+from gateway.models.routes import missing_keys, routes_of_agents
 from gateway.operator.effective import effective_settings, setting_text
 from hermes_state.engines.opening import missing_driver
 from hermes_state.errors import ConfigError
@@ -30,7 +30,7 @@ def check(as_json: Json = False) -> None:
     try:
         loaded = load_config(process_environment())
         load_engine(loaded.config.context.engine, loaded.home)
-        for route in {route for name in loaded.agent_names for route in all_routes(loaded.agent(name).config)}:
+        for route in routes_of_agents(loaded):
             if (missing := missing_extra(route.protocol)) is not None:
                 raise ConfigError(missing)
         config = loaded.config

@@ -16,6 +16,7 @@ from agent.model.catalog import UNKNOWN_LIMITS, ModelSize, SizeSource, load_cata
 from agent.model.usage import estimated_text_tokens
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tools.offers import MAX_SCHEMA_TOKENS, SCHEMA_PERCENT
+from gateway.config import LoadedConfig
 from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.routes import CALL_KEYS, RouteConfig, completed, written_route
 from gateway.config.settings import Config
@@ -47,6 +48,12 @@ def all_routes(config: Config) -> tuple[RouteConfig, ...]:
     """Return every configured route once: the routes that people can choose and the summary route."""
     route = _summary_model(config)
     return tuple(dict.fromkeys((*config.model.routes, *((route,) if route is not None else ()))))
+
+
+def routes_of_agents(loaded: LoadedConfig) -> tuple[RouteConfig, ...]:
+    """Return every route of every agent once. Those of the unnamed agent come first."""
+    configs = (loaded.agent(name).config for name in loaded.agent_names)
+    return tuple(dict.fromkeys(route for config in configs for route in all_routes(config)))
 
 
 def _summary_model(config: Config) -> RouteConfig | None:

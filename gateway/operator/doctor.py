@@ -30,7 +30,7 @@ from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.files import StateDirectory, find_user_home, locate_home
 from gateway.config.loader import NOTHING_SERVED
 from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
-from gateway.models.routes import all_routes, left_out, load_configured_profile, route_for, window_of
+from gateway.models.routes import all_routes, left_out, load_configured_profile, route_for, routes_of_agents, window_of
 from gateway.operator import checks
 from gateway.operator.checks import CheckResult, failed, fine, skipped, warning
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
@@ -232,7 +232,7 @@ def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
 def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Probe the models. Report each pair of API and key once, and every model that is missing from the API's list."""
     answers: dict[tuple[str | None, str], bool] = {}
-    for route in all_routes(loaded.config):
+    for route in routes_of_agents(loaded):
         is_main, api = route == loaded.config.model.route, (route.address, route.plain_key)
         check, name = ("model", "") if is_main else ("route", f"{route.label}: ")
         if route.protocol == "offline":
@@ -273,7 +273,7 @@ def _settings(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 def _installed(loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Check that the packages of the protocols in use and the programs of MCP servers are installed."""
-    for protocol in sorted({route.protocol for route in all_routes(loaded.config)}):
+    for protocol in sorted({route.protocol for route in routes_of_agents(loaded)}):
         if (missing := missing_extra(protocol)) is not None:
             yield failed("extra", f"{missing[0].upper()}{missing[1:]}.")
     servers = {name: one for name, one in loaded.config.mcp.servers.items() if one.enabled}
