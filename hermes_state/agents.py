@@ -82,18 +82,11 @@ class EndedConversation(msgspec.Struct, frozen=True, kw_only=True):
 
     agent: str
     session_id: SessionId
-    way_back: str
-    """Sentence that says how to resume the conversation. It is empty if the conversation has no messages."""
 
 
 @locks(chat="chat_id")
-def settle(
-    db: Connection, chat_id: ChatId, routed: RoutedAgent, now: Millis, *, tells: bool = True
-) -> EndedConversation | None:
-    """Let the agent of the next turn take over. If another agent had a conversation, end it and start a new one.
-
-    `tells`: also tell the chat about the conversation that has ended.
-    """
+def settle(db: Connection, chat_id: ChatId, routed: RoutedAgent, now: Millis) -> EndedConversation | None:
+    """Let the agent of the next turn take over. If another agent had a conversation, end it and start a new one."""
     state = load_state(db, chat_id, routed)
     if state.next_agent == state.agent:
         return None
@@ -107,14 +100,14 @@ def settle(
     start_session(db, chat_id, now)
     outbox.end_offer(db, chat_id, "retry", now)
     outbox.end_offer(db, chat_id, "undo", now)
-    name, way_back = shown_name(state.agent), ""
     if count_messages(db, active.lineage_id):
-        way_back = f"Admins can go back to the conversation with {name}: `/resume {active.short_key}`."
-    if way_back and tells:
-        new = f"The agent {shown_name(state.next_agent)} answers here from now on, in a new conversation."
+        text = (
+            f"The agent {shown_name(state.next_agent)} answers here from now on, in a new conversation. Admins can go "
+            f"back to the conversation with {shown_name(state.agent)}: `/resume {active.short_key}`."
+        )
         key = f"agent:{active.id}:{active.version}"
-        outbox.enqueue(db, Reply(chat_id=chat_id, markdown=f"{new} {way_back}", dedupe_key=key), now)
-    return EndedConversation(agent=state.agent, session_id=active.id, way_back=way_back)
+        outbox.enqueue(db, Reply(chat_id=chat_id, markdown=text, dedupe_key=key), now)
+    return EndedConversation(agent=state.agent, session_id=active.id)
 
 
 def drop_notices(db: Connection, chat_id: ChatId, now: Millis) -> None:

@@ -1,7 +1,5 @@
 """`/agent`: show which agent answers in this chat and why, and let admins choose another one."""
 
-from functools import partial
-
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.agents import BY_ROUTE, AgentRoute, route_for_chat
 from gateway.models.selection import Runtime
@@ -10,7 +8,7 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.agents import UNNAMED, AgentState, RoutedAgent, shown_name
 from hermes_state.errors import CommandError
 from hermes_state.store.sql import Connection
-from hermes_state.values import Button, ChatId, Millis
+from hermes_state.values import Button, Millis
 
 
 async def agent(request: CommandRequest) -> CommandResult:
@@ -25,33 +23,15 @@ async def agent(request: CommandRequest) -> CommandResult:
     if name not in known:
         raise CommandError(f"There is no agent “{name[:32]}”, so nothing was changed. Known: {', '.join(known)}.")
     chosen = None if name == BY_ROUTE else "" if name == UNNAMED else name
-    lanes, chat_id = request.context.lanes, request.chat.id
 
-    async def after() -> None:
-        """Tell the context engine of the last agent that its session has ended."""
-        if ended:
-            await lanes.runtime.of(ended[0].agent).agent.context.ended(ended[0].session_id, was_reset=True)
+    def apply(db: Connection, now: Millis) -> str:
+        agents.choose(db, request.chat.id, chosen)
+        state = agents.load_state(db, request.chat.id, routed)
+        text = "The routes choose the agent of this chat again. " if chosen is None else ""
+        text += f"From your next message on, the agent {shown_name(state.next_agent)} answers here"
+        return f"{text}, in a new conversation." if state.next_agent != state.agent else f"{text}."
 
-    ended: list[agents.EndedConversation] = []
-    return CommandResult(apply=partial(_choose, chat_id, chosen, routed, ended), after=after)
-
-
-def _choose(
-    chat_id: ChatId,
-    chosen: str | None,
-    routed: RoutedAgent,
-    ended: list[agents.EndedConversation],
-    db: Connection,
-    now: Millis,
-) -> str:
-    agents.choose(db, chat_id, chosen)
-    change = agents.settle(db, chat_id, routed, now, tells=False)
-    text = "The routes choose the agent of this chat again. " if chosen is None else ""
-    text += f"From your next message on, the agent {shown_name(agents.load_agent(db, chat_id))} answers here"
-    if change is None:
-        return f"{text}."
-    ended.append(change)
-    return f"{text}, in a new conversation. {change.way_back}".strip()
+    return CommandResult(apply=apply)
 
 
 def names(runtime: Runtime) -> list[str]:

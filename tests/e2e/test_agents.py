@@ -61,7 +61,7 @@ async def test_an_admin_changes_the_agent_of_a_chat_and_comes_back_by_resume(wor
     await world.converse(SAID)
     await world.ask("/agent nobody", "There is no agent “nobody”")
     await world.ask("/agent ops", "From your next message on, the agent ops answers here, in a new conversation")
-    await world.converse("who are you?")
+    await world.ask("who are you?", "who are you")
     second = (await world.asked(2))[1]
     assert "operator of the orchard" in prompt_of(second)[0].text
     assert SAID not in conversation_of(second)
@@ -143,6 +143,7 @@ async def shown_by(world: World, word: str, *, only_results: bool = False) -> se
 
     `only_results`: tools only by their results.
     """
+    await world.ask(f"hello {word}", f"hello {word}")  # the notice about the new conversation comes before the answer
     found = set[str]()
     searching = {"name": "history_search", "arguments": {"query": "orchid code"}}
     await world.script(match=f"{word} search", last_role="user", tool_calls=[searching], times=1)
@@ -220,7 +221,7 @@ async def test_an_edit_of_a_message_to_one_agent_is_not_told_to_the_next(world: 
     await world.tg.post("edit", {"chat_id": 42, "message_id": sent["message"]["message_id"], "text": f"edited: {SAID}"})
     await world.until_rows("SELECT state FROM inbox WHERE kind = 'notice'", ("new",))
     await world.ask("/agent support", "the agent support answers here")
-    await world.converse("what is new?")
+    await world.ask("what is new?", "what is new")
     assert "7719" not in json.dumps((await world.asked(2))[1]["body"])
     assert world.query("SELECT state FROM inbox WHERE kind = 'notice'") == [("dropped",)]
 
@@ -255,7 +256,7 @@ async def test_notes_about_people_are_shared_only_where_both_agents_say_so(world
     for agent, knows in (("support", True), ("ops", False)):
         since = len(await world.asked(1))
         await world.ask(f"/agent {agent}", f"the agent {agent} answers here")
-        await world.converse(f"hello {agent}")
+        await world.ask(f"hello {agent}", f"hello {agent}")
         [request] = (await world.asked(since + 1))[since:]
         assert ("likes blue ink" in json.dumps(request["body"])) is knows
         assert SAID not in json.dumps(request["body"])
