@@ -123,8 +123,10 @@ def route_for_chat(routes: Sequence[AgentRoute], chat: ChatKey, role: str) -> Ag
     return max(filter(matches, routes), key=rank, default=None)
 
 
-def route_problems(routes: Sequence[AgentRoute], agents: Mapping[str, object], lines: Sequence[str]) -> Iterator[str]:
-    """Yield a message for each route with an unknown agent, and for routes that match the same messages.
+def route_problems(
+    routes: Sequence[AgentRoute], agents: Mapping[str, object], accounts: Sequence[str], lines: Sequence[str]
+) -> Iterator[str]:
+    """Yield a message for each route with an unknown agent or account, and for routes that match the same messages.
 
     `lines` are the positions of the routes in the configuration.
     """
@@ -134,6 +136,9 @@ def route_problems(routes: Sequence[AgentRoute], agents: Mapping[str, object], l
         if route.agent not in known:
             meant = did_you_mean(route.agent, known) or f"; configured agents: {', '.join(known)}"
             yield f"{line}: routes: there is no agent {route.agent!r}{meant}"
+        if route.account and route.account not in accounts:
+            meant = did_you_mean(route.account, accounts) or f"; accounts: {', '.join(accounts)}"
+            yield f"{line}: routes: there is no account {route.account!r}{meant}"
         seen[route.selector].append(line)
     for found in seen.values():
         if len(found) > 1:

@@ -182,7 +182,8 @@ def _checked_agents(
 ) -> tuple[dict[str, AgentConfig], list[str]]:
     """Return the configuration of every named agent, and a message for each problem in `agents` and `routes`."""
     lines = [_position_of(("routes", f"[{number}]"), chosen, file) for number in range(1, len(config.routes) + 1)]
-    found, problems = dict[str, AgentConfig](), list(route_problems(config.routes, config.agents, lines))
+    accounts = [*(bot.account for bot in (*config.telegram.all_bots, *config.discord.all_bots)), "local"]
+    found, problems = dict[str, AgentConfig](), list(route_problems(config.routes, config.agents, accounts, lines))
     for name, block in config.agents.items():
         if name == UNNAMED:
             continue

@@ -285,7 +285,11 @@ class Config(BaseConfig):
     def _is_safe(self) -> "Config":
         self.network.check()
         check_accounts(self.telegram, self.discord)
-        places = {"tools.use_on": [*self.tools.use_on], "tools.approval_on": [*self.tools.approval_on]}
+        places = {
+            "tools.use_on": [*self.tools.use_on],
+            "tools.approval_on": [*self.tools.approval_on],
+            "routes": [name for route in self.routes for name in (route.chat, route.account)],
+        }
         check_places(self.telegram, self.discord, places)
         if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:
             raise ValueError(

@@ -10,7 +10,7 @@ from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.agents import AgentRoute, route_for_chat
 from hermes_state.values import ChatKey
 
-TOPIC = ChatKey(platform="telegram", account="shop", chat_ref="-100", thread_ref="7")
+TOPIC = ChatKey(platform="telegram", account="telegram/shop", chat_ref="-100", thread_ref="7")
 
 
 def loaded(home: Path, yaml: str) -> LoadedConfig:
@@ -64,6 +64,14 @@ routes: [{agent: ops, chat: discord}, {agent: desk, role: admin}]
             "file line 4: routes: there is no agent 'opps'; did you mean ops?",
         ),
         (
+            "routes:\n  - {agent: default, account: telegram/shp}\ntelegram: [{token: '1:a'}, {name: shop}]",
+            "file line 2: routes: there is no account 'telegram/shp'; did you mean telegram/shop?",
+        ),
+        (
+            "routes: [{agent: default, chat: 'telegram/ops:7'}]\ntelegram: [{name: ops, token: '1:a'}]",
+            "routes: telegram.accounts[1] is stored as telegram, so write telegram:7 instead of telegram/ops:7",
+        ),
+        (
             "agents:\n  a:\n  b:\nroutes:\n  - {agent: a, role: admin}\n  - {role: Admin, agent: b}",
             "file line 5 and file line 6: routes: both routes match the same messages: remove one of them",
         ),
@@ -96,26 +104,26 @@ def test_an_agent_without_a_route_is_a_warning_with_its_line(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("chat", "account", "role"),
     [
-        ("telegram:-100/7", "", ""),
-        ("telegram:-100", "shop", "admin"),
-        ("telegram:-100", "shop", ""),
-        ("telegram", "shop", ""),
+        ("telegram/shop:-100/7", "", ""),
+        ("telegram/shop:-100", "telegram/shop", "admin"),
+        ("telegram/shop:-100", "telegram/shop", ""),
+        ("telegram", "telegram/shop", ""),
         ("telegram", "", ""),
-        ("", "shop", "admin"),
-        ("", "shop", ""),
+        ("", "telegram/shop", "admin"),
+        ("", "telegram/shop", ""),
         ("", "", "admin"),
         ("", "", ""),
     ],
 )
 def test_a_more_specific_route_wins(chat: str, account: str, role: str) -> None:
     order = [
-        ("telegram:-100/7", "", ""),
-        ("telegram:-100", "shop", "admin"),
-        ("telegram:-100", "shop", ""),
-        ("telegram", "shop", ""),
+        ("telegram/shop:-100/7", "", ""),
+        ("telegram/shop:-100", "telegram/shop", "admin"),
+        ("telegram/shop:-100", "telegram/shop", ""),
+        ("telegram", "telegram/shop", ""),
         ("telegram", "", ""),
-        ("", "shop", "admin"),
-        ("", "shop", ""),
+        ("", "telegram/shop", "admin"),
+        ("", "telegram/shop", ""),
         ("", "", "admin"),
         ("", "", ""),
     ]
@@ -126,12 +134,13 @@ def test_a_more_specific_route_wins(chat: str, account: str, role: str) -> None:
     assert found.agent == str(place)
 
 
-_words = st.sampled_from(["", "x", "telegram:-100", "telegram", "telegram:-100/7"])
+_words = st.sampled_from(["", "x", "telegram/shop:-100", "telegram", "telegram/shop:-100/7"])
 
 
 @given(
     st.lists(
-        st.tuples(_words, st.sampled_from(["", "shop", "other"]), st.sampled_from(["", "admin", "user"])), unique=True
+        st.tuples(_words, st.sampled_from(["", "telegram/shop", "other"]), st.sampled_from(["", "admin", "user"])),
+        unique=True,
     )
 )
 def test_the_order_of_routes_does_not_matter(selectors: list[tuple[str, str, str]]) -> None:
