@@ -28,7 +28,7 @@ from gateway.logs import update_logging
 from gateway.models.pricing import unpriced_models, unpriced_sentence
 from gateway.models.selection import Runtime, preload
 from hermes_state.agents import load_removed
-from hermes_state.errors import ConfigError
+from hermes_state.errors import ConfigError, StateError
 from hermes_state.store.writer import Store
 from hermes_state.text import counted
 
@@ -113,7 +113,12 @@ class Reloader:
 async def warn_removed_agents(store: Store, loaded: LoadedConfig) -> None:
     """Log a warning for each agent that is no longer configured, but still has schedules or open turns."""
     known = f"|{'|'.join(loaded.agent_names)}|"
-    for one in await store.read(load_removed, known):
+    try:
+        removed = await store.read(load_removed, known)
+    except StateError as error:  # without a database, the start and the reload continue
+        log.warning("agent.removed_unknown", error=str(error))
+        return
+    for one in removed:
         work = [counted(one.schedules, "active schedule"), counted(one.turns, "open turn"), counted(one.chats, "chat")]
         reason = (
             f"{loaded.sources['agents']}: agents has no {one.agent}, but that agent has {', '.join(work[:2])} and was "
