@@ -153,6 +153,8 @@ class AccessControl:
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None, agent: str = "") -> str | None:
         """Return the reason why an agent's tool cannot be used in this chat or by this person, or None if it can."""
+        if agent not in self._live.loaded.agent_names:  # a turn or command that is older than the reload
+            return f"its agent {agent} is no longer configured"
         switch = self._tools(agent).switch_of(tool.name, chat)
         if switch == "off":
             return "it is disabled in this chat"
@@ -162,11 +164,12 @@ class AccessControl:
 
     def policy(self, tool: Tool, chat: ChatKey, agent: str = "") -> Policy:
         """Return the approval policy for calls to an agent's tool in this chat."""
+        if agent not in self._live.loaded.agent_names:
+            return Policy.DENY
         return Policy(self._tools(agent).approval_in(chat).policy_of(tool.effect, is_mcp=tool.is_remote))
 
     def _tools(self, agent: str) -> ToolsConfig:
-        named = self._live.loaded.named_agents.get(agent)
-        return self._live.config.tools if named is None else named.config.tools
+        return self._live.loaded.agent(agent).config.tools if agent else self._live.config.tools
 
     def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
         """Return the direct chats in which admins can approve requests."""
