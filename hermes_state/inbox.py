@@ -98,6 +98,11 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
         """True for a command that the account's node runs immediately, without waiting for the chat's lane."""
         return self.kind is InboxKind.COMMAND and self.mode is InboxMode.ALONE
 
+    @property
+    def asks_for_agent(self) -> bool:
+        """True for the command `/agent`, which can take back a choice before its agent answers."""
+        return self.kind is InboxKind.COMMAND and self.payload.text.split(maxsplit=1)[0].lower() == "/agent"
+
 
 _encode = msgspec.json.Encoder().encode
 

@@ -430,7 +430,7 @@ def _load_work(
     has_remains = turn is None and load_note(db, attachments.PARTS_NOTE.format(chat_id)) is not None
     waiting = [row for row in rows if not row.runs_at_once and row.id not in held]
     first, routed = next((row for row in waiting if row.kind is not InboxKind.NOTICE), None), None
-    if first is not None:
+    if first is not None and not first.asks_for_agent:
         chat = load_chat(db, chat_id)
         routed = routed_of(chat.key, chat.kind, first.sender_ref)
         state = load_state(db, chat_id, routed)

@@ -80,6 +80,17 @@ async def test_an_admin_changes_the_agent_of_a_chat_and_comes_back_by_resume(wor
     await world.ask("/agent ops", "Only admins", chat_id=43)
 
 
+async def test_asking_for_the_agent_or_taking_a_choice_back_ends_no_conversation(world: World) -> None:
+    await started(world)
+    await world.converse(SAID)
+    await world.ask("/agent ops", "From your next message on, the agent ops answers here")
+    await world.ask("/agent", "Agent: default, from the next message on ops .chosen with /agent.")
+    await world.ask("/agent default", "From your next message on, the agent default answers here.$")
+    await world.converse("what was the code?")
+    assert SAID in conversation_of((await world.asked(2))[1])
+    assert world.query("SELECT agent, end_reason FROM sessions") == [("", None)]
+
+
 async def test_a_reload_adds_and_removes_agents_and_only_then_ends_their_conversations(world: World) -> None:
     await started(world)
     await world.say(SAID, chat_id=43)
