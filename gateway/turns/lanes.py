@@ -108,7 +108,11 @@ class Lane:
         burst = next_burst(rows, merge_ms=int(self._lanes.runtime.config.sessions.merge_seconds * 1000))
         if not burst:
             return False
-        if routed is not None:
+        sender = next(row.sender_ref for row in burst if row.kind is not InboxKind.NOTICE)
+        if not self._lanes.access.has_access(sender):
+            if await self._lanes.access.load_role(sender) is not None:
+                return True  # another node gave the person a role, which can lead to another agent
+        elif routed is not None:
             await self._lanes.change_agent(self._chat_id, routed)
             return True
         if burst[0].kind is InboxKind.COMMAND:

@@ -91,6 +91,28 @@ async def test_asking_for_the_agent_or_taking_a_choice_back_ends_no_conversation
     assert world.query("SELECT agent, end_reason FROM sessions") == [("", None)]
 
 
+async def test_a_person_whose_access_was_revoked_does_not_change_the_agent(world: World) -> None:
+    open_to_both = """
+access: {allow: ["telegram:43"], admins: ["telegram:42"]}
+agents: {support: {persona: You help customers.}}
+routes: [{role: user, agent: support}]
+"""
+    world.configure(open_to_both)
+    for name in ("HERMES_ACCESS__ALLOW", "HERMES_ACCESS__ADMINS"):
+        del world.gateway.environ[name]
+    await world.gateway.start()
+    await world.hold(match="slow question", text="answered", times=1)
+    await world.say("slow question", chat_id=43)
+    await world.asked(1)
+    await world.say("one more", chat_id=43)
+    await world.until_rows("SELECT state FROM inbox ORDER BY id", ("claimed",), ("new",))
+    world.configure(open_to_both.replace('allow: ["telegram:43"], ', ""))
+    await world.reload()
+    await world.release()
+    assert await world.replies(1, chat_id=43, match="Your access was revoked")
+    assert world.query("SELECT agent, end_reason FROM sessions") == [("support", None)]
+
+
 async def test_a_reload_adds_and_removes_agents_and_only_then_ends_their_conversations(world: World) -> None:
     await started(world)
     await world.say(SAID, chat_id=43)
