@@ -195,7 +195,7 @@ def _checked_agents(
             elif is_agent_key(key) and key in FIELDS:
                 values[key] = unmasked(value), where
                 own |= {"has_daily_cap": True} if key[-1] == "daily_cap" else {}
-            else:
+            elif value is not None or key not in BLOCKS:
                 problems.append(f"{where}: agents.{name}: {unknown_agent_key(key)}")
         laid, found_problems = _checked(values, file)
         problems += [f"{one} (agent {name})" for one in found_problems]

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.config.agents import AGENT_BLOCKS, AGENT_CAPS, OWN_KEYS
 from gateway.config.blocks import did_you_mean
+from gateway.config.fields import BLOCKS
 from gateway.config.files import KeyPath
 from gateway.config.routes import RouteConfig, written_route
 from gateway.config.settings import Config, ModelConfig
@@ -38,6 +39,8 @@ def is_agent_key(key: KeyPath) -> bool:
 def unknown_agent_key(key: KeyPath) -> str:
     known = (*OWN_KEYS, *AGENT_BLOCKS, *(f"costs.{cap}" for cap in AGENT_CAPS))
     name = ".".join(key)
+    if key in BLOCKS:
+        return f"{name} is a block, not a value"
     return f"unknown key {name}{did_you_mean(name, known) or '; valid keys: ' + ', '.join(known)}"
 
 
@@ -88,7 +91,9 @@ def _model(top: ModelConfig, written: object) -> ModelConfig:
     if not isinstance(written, str | Mapping):
         raise ValueError("model: must be an alias, the name of a model, or a block with name, base_url and api_key")
     try:
-        route = top.named_route(written if isinstance(written, str) else written_route(written, "model"))
+        if not isinstance(written, str):
+            written = {"name": top.name, **written_route(written, "model")}
+        route = top.named_route(written)
     except ValueError as error:
         raise ValueError(f"model: {error}") from None
     if (complaint := route.complaint("model")) is not None:

@@ -76,6 +76,7 @@ routes: [{agent: ops, chat: discord}, {agent: desk, role: admin}]
             "file line 5 and file line 6: routes: both routes match the same messages: remove one of them",
         ),
         ("agents:\n  ops:\n    tool: 1", "file line 3: agents.ops: unknown key tool; did you mean tools?"),
+        ("agents:\n  ops:\n    tools: 5", "file line 3: agents.ops: tools is a block, not a value"),
         ("agents:\n  ops:\n    costs: {prices: {}}", "agents.ops: unknown key costs.prices; valid keys: "),
         (
             "agents:\n  ops:\n    memory:\n      flush: 7",
@@ -94,6 +95,25 @@ routes: [{agent: ops, chat: discord}, {agent: desk, role: admin}]
 )
 def test_each_mistake_is_refused_with_its_line(tmp_path: Path, yaml: str, said: str) -> None:
     assert said in refusal(tmp_path, yaml)
+
+
+def test_what_an_agent_leaves_empty_comes_from_the_top_level(tmp_path: Path) -> None:
+    found = loaded(
+        tmp_path,
+        """
+model: {name: main, base_url: "http://127.0.0.1:1/v1", api_key: sk-main-key-123, context_length: 9000}
+memory: {flush: true}
+agents:
+  ops:
+    model: {temperature: 0.2}
+    memory:
+    tools: {approval: }
+""",
+    )
+    ops, main = found.agent("ops").config, found.config
+    assert (ops.model.name, ops.model.plain_key, ops.model.context_length) == ("main", "sk-main-key-123", 9000)
+    assert (ops.model.temperature, main.model.temperature) == (0.2, None)
+    assert (ops.memory, ops.tools) == (main.memory, main.tools)
 
 
 def test_an_agent_without_a_route_is_a_warning_with_its_line(tmp_path: Path) -> None:
