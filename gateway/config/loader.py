@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.accounts import has_first_token, idle_accounts
+from gateway.config.accounts import Bot, has_first_token, idle_accounts
 from gateway.config.agents import OWN_KEYS, route_problems, unmasked, unrouted
 from gateway.config.blocks import ConfigRejected, details_of, did_you_mean, field_choices, is_secret, problem
 from gateway.config.context_settings import SummaryModelConfig
@@ -182,7 +182,8 @@ def _checked_agents(
 ) -> tuple[dict[str, AgentConfig], list[str]]:
     """Return the configuration of every named agent, and a message for each problem in `agents` and `routes`."""
     lines = [_position_of(("routes", f"[{number}]"), chosen, file) for number in range(1, len(config.routes) + 1)]
-    accounts = [*(bot.account for bot in (*config.telegram.all_bots, *config.discord.all_bots)), "local"]
+    bots: list[Bot] = [*config.telegram.all_bots, *config.discord.all_bots]
+    accounts = [*(bot.account for bot in bots), "local"]
     found, problems = dict[str, AgentConfig](), list(route_problems(config.routes, config.agents, accounts, lines))
     for name, block in config.agents.items():
         if name == UNNAMED:
