@@ -7,7 +7,7 @@ conversation.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -35,8 +35,6 @@ class CompressionRegistry:
     def __init__(self) -> None:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
         self.notes: dict[SessionId, asyncio.Task[None]] = {}
-        self.settled_chats: set[ChatId] = set()
-        """Chats in which this process has resumed the notes that an earlier process left unfinished."""
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._tasks
@@ -97,6 +95,8 @@ class NoteWriter:
     prompts: PromptBuilder
     before_split: Sequence[BeforeSplit]
     pending: CompressionRegistry
+    _settled_chats: set[ChatId] = field(default_factory=set, init=False)
+    """Chats in which this agent has resumed the notes that an earlier process left unfinished."""
 
     def begin(self, job: CompressionJob, is_ready: asyncio.Event | None = None) -> None:
         """Start a task that takes notes. If `is_ready` is given, the task first waits for the summary."""
@@ -110,10 +110,10 @@ class NoteWriter:
     async def take_owed(self, job: CompressionJob) -> None:
         """Start taking the notes that an earlier process left unfinished in this job's chat."""
         chat_id = job.conversation.chat_id
-        if self.before_split and chat_id not in self.pending.settled_chats:
+        if self.before_split and chat_id not in self._settled_chats:
             for view in await self.store.read(_load_indebted, chat_id):
                 self.begin(replace(job, view=view))
-            self.pending.settled_chats.add(chat_id)
+            self._settled_chats.add(chat_id)
 
     async def _take(self, job: CompressionJob, is_ready: asyncio.Event | None) -> None:
         try:

@@ -124,6 +124,30 @@ async def test_several_turns_go_on_after_a_split_while_notes_are_taken(world: Wo
     assert NOTED in prompt_of((await world.asked(1))[-1])[0].text
 
 
+async def test_each_agent_of_a_chat_takes_the_notes_that_it_owed(world: World) -> None:
+    world.configure("agents: {support: {persona: You help customers.}}")
+    await world.gateway.start(**FLUSH, HERMES_ACCESS__ADMINS="telegram:42")
+    await world.script(match=ASKING, hang=True, times=-1)
+    await world.converse(*TALK)
+    await world.ask("/compress", "^Compressed")
+    await world.ask("/agent support", "the agent support answers here")
+    await world.ask("hello support", "hello support")
+    await world.converse(*TALK)
+    await world.say("/compress")
+    await world.replies(2, match="^Compressed")
+    await world.gateway.kill()
+    assert world.query(INDEBTED) == [(2,)]
+    await world.llm.delete("script")
+    await world.gateway.start()
+    await world.converse("and now?")
+    await world.until_rows(INDEBTED, (1,))
+    await world.ask("/agent default", "the agent default answers here")
+    await world.ask("and then?", "and then")
+    await world.until_rows(INDEBTED, (0,))
+    asked = [conversation_of(row) for row in await world.asked(0, wait=0) if ASKING in conversation_of(row)]
+    assert len(asked) == 4
+
+
 @pytest.mark.parametrize(("how", "then"), [("stop", "and now?"), ("kill", "/new")])
 async def test_notes_that_a_gateway_owed_when_it_ended_are_taken_once_by_the_next(
     world: World, how: str, then: str
