@@ -154,7 +154,7 @@ class Lane:
         if prepared is None:
             return
         async with lanes.slots:
-            if self._is_closing:
+            if self._is_closing or not lanes.runtime.has(agent):  # a reload removed the agent in the meantime
                 return
             ids = [row.id for row in rows]
             try:
