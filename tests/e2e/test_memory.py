@@ -328,6 +328,7 @@ async def test_in_a_group_nothing_is_noted_before_a_compression_unless_that_is_s
         await world.say_in_group(f"@lab_gateway_bot {words}")
         assert len(await world.replies(number, chat_id=GROUP)) == number
     await world.ask_in_group("/compress@lab_gateway_bot", "Compressed", user_id=1)
+    await world.until(lambda: world.query(INDEBTED) == [(0,)])
     assert notes_of(world, "MEMORY.md") == ("" if flush is None else "- the harbour project\n")
 
 
