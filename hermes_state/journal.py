@@ -128,10 +128,7 @@ def start_turn(
 def start_at_once(
     db: Connection, row: NewInboxRow, now: Millis, routed: RoutedAgent = UNROUTED, *, shows_talk: bool = False
 ) -> tuple[InboxId, RunningTurn] | None:
-    """Store an event and start its turn if the chat is idle and has an open conversation with the right agent.
-
-    Otherwise do nothing.
-    """
+    """Store an event and start its turn, but only if the chat is idle, in an open conversation with the right agent."""
     values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id, **routed.values}
     query = f"""INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
     SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
@@ -181,10 +178,7 @@ def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
 
 
 def _copy_steers(db: Connection, turn: RunningTurn, rows: Sequence[InboxRow], now: Millis) -> int:
-    """Add the texts of people's messages to a sub-agent's turn, each once. Return the number of new texts.
-
-    Notices of the gateway are for the turn that called the sub-agent.
-    """
+    """Add the texts of people's messages, but no notices, to a sub-agent's turn, each once. Return their number."""
     query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'user'"
     known = set(scalars(db, str, query, (turn.id,))) if rows else set()
     said = (row.payload.text for row in rows if row.kind is InboxKind.MESSAGE and row.payload.text)

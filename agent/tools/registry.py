@@ -191,11 +191,10 @@ class Tool:
 
     def step_of(self, arguments: Any, key: tuple[MessageId, str], *, is_subagent: bool = False) -> Step:
         """Return a call, which begins now, as a step for people."""
-        about = self.name
-        if self.step is not None:
-            with crash_logged("tool.step_failed", tool=self.name):  # a plugin's function must not end the turn
-                about = self.step.about(arguments)
-        return Step(key=key, words=self.step or GENERAL_STEP, about=about, is_subagent=is_subagent)
+        words, about = self.step or GENERAL_STEP, self.name
+        with crash_logged("tool.step_failed", tool=self.name):  # a plugin's function must not end the turn
+            about = words.about(arguments) if self.step is not None else about
+        return Step(key=key, words=words, about=about, is_subagent=is_subagent)
 
     async def reply(self, arguments: Any, context: ToolContext) -> "ToolReply":
         """Run the tool with parsed arguments. Every error in the tool becomes a reply."""
