@@ -15,15 +15,25 @@ from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, shipped
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.search.full_text import search
 from hermes_state.search.index import OUTDATED, find_fault, mend_index
-from hermes_state.sessions import Session
+from hermes_state.sessions import Session, load_session
 from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append
-from hermes_state.values import Document, MessageBody, MessageId, MessageRole, Millis, Origin, Quote, ToolCall
+from hermes_state.values import (
+    Document,
+    MessageBody,
+    MessageId,
+    MessageRole,
+    Millis,
+    Origin,
+    Quote,
+    SessionId,
+    ToolCall,
+)
 from tests.databases import sqlite_only
 from tests.hermes_state.helpers import check_index, closed_after, execute
-from tests.hermes_state.rows import migrated
+from tests.hermes_state.rows import make_chat, migrated
 from tests.hermes_state.search.test_full_text import say, start
 from tests.sampling import examples
 
@@ -172,14 +182,17 @@ async def test_an_earlier_versions_index_is_used_until_the_new_one_is_built(tmp_
         old.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         migrate(old, path, shipped_migrations()[:7])
         old.execute("INSERT INTO meta VALUES ('segment_version', '1') ON CONFLICT DO NOTHING")
-        session = start(old, "a")
-        put(old, session, DOCUMENT, "the door is red")
+        chat = make_chat(old)
+        old.execute("INSERT INTO sessions (key, chat_id, lineage_id, started_at) VALUES ('00000x', ?, 1, 0)", (chat,))
+        said = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="the door is red", body=DOCUMENT)
+        append(old, SessionId(1), said, Millis(0))
     await (await SqliteStore.open(path)).close()
     assert find_fault(path) == OUTDATED
     assert repair_database(path) is None, "it is sound"
     async with closed_after(SqliteStore.open(path)) as store:
         assert len(await store.read(search, "door")) == 1
         assert await store.read(search, "heron") == []
+        session = await store.read(load_session, SessionId(1))
         message_id = await store.write(put, session, QUOTE, "the door is blue")
         await execute(store, "UPDATE messages SET text = 'no more' WHERE id = ?", message_id)
         assert [hit.text for hit in await store.read(search, "door")] == ["the door is red"]

@@ -15,7 +15,8 @@ from gateway.access.permissions import AccessControl
 from gateway.commands.people import _approve
 from gateway.commands.runner import _carry_out
 from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, apply_edit
-from gateway.turns.lanes import _refuse, _start_turn
+from gateway.turns.lanes import _start_turn
+from gateway.turns.refusals import refuse
 from gateway.turns.titles import _keep
 from gateway.turns.voice import _keep as _keep_transcript
 from hermes_state import inbox, journal, outbox, ratings, sessions, talk, tool_runs
@@ -220,7 +221,7 @@ BUSY: Mapping[str, Writer] = {
         apply_edit, edit("hurry", Sender(platform="telegram", id="2", name="Bob")), key_of(), None, now
     ),
     "apply_deletion": lambda s, now: write(apply_deletion, deletion("later"), None, now),
-    "refuse": lambda s, now: write(_refuse, [s.waiting], InboxState.DEAD, "No.", f"no:{s.waiting.id}", now),
+    "refuse": lambda s, now: write(refuse, [s.waiting], InboxState.DEAD, "No.", f"no:{s.waiting.id}", now),
     "settle": lambda s, now: write(inbox.settle, s.waiting.id, InboxState.DONE, now),
     "queue_steers": lambda s, now: write(inbox.queue_steers, lambda ref: ref != BOB),
     "save_transcript": lambda s, now: write(_keep_transcript, s.waiting, RECORDING, "spoken", CALL, now),
