@@ -124,9 +124,11 @@ def find_new(db: Connection, platform: str, account: str, event_ref: str) -> Inb
 
 
 def find_accounts(db: Connection, platform: str, bot_id: str) -> list[str]:
-    """Return the accounts under which a bot's events are stored. Platform events begin with the id of their bot."""
-    query = "SELECT DISTINCT account FROM inbox WHERE platform = ? AND event_ref LIKE ? ORDER BY account"
-    return scalars(db, str, query, (platform, f"{bot_id}:%"))
+    """Return the accounts whose newest platform event is from this bot. Such events begin with the id of their bot."""
+    query = """SELECT account FROM inbox WHERE event_ref LIKE ? AND id IN (
+      SELECT max(id) FROM inbox WHERE platform = ? AND substr(event_ref, 1, 1) BETWEEN '0' AND '9' GROUP BY account)
+    ORDER BY account"""
+    return scalars(db, str, query, (f"{bot_id}:%", platform))
 
 
 def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None = None) -> InboxId | None:

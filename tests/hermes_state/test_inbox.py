@@ -195,3 +195,19 @@ def test_settled_rows_do_not_slow_down_new_messages(db: sqlite3.Connection) -> N
         inbox.queue_steers(db, lambda _ref: True)
     assert len(plans) == 5
     assert all("inbox_open" in plan for plan in plans), plans
+
+
+def test_an_account_belongs_to_the_bot_of_its_newest_event(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+
+    def receive_as(account: str, event_ref: str) -> None:
+        row = replace(received(chat, "hello"), account=account, event_ref=event_ref)
+        inbox.insert(db, row, START)
+
+    receive_as("telegram", "22:1")
+    assert inbox.find_accounts(db, "telegram", "22") == ["telegram"]
+    receive_as("telegram", "11:1")
+    receive_as("telegram", "schedule:1:5")
+    assert [inbox.find_accounts(db, "telegram", bot) for bot in ("22", "11", "1")] == [[], ["telegram"], []]
+    receive_as("telegram/ops", "22:2")
+    assert inbox.find_accounts(db, "telegram", "22") == ["telegram/ops"]
