@@ -109,10 +109,11 @@ def search_and_tell(
             return load_found(matches, hits, parsed.wanted), ()
     asked = {forms_of(word): word for word in content_words(parsed.words)[:MAX_WORDS]}
     speakers = named_speakers(matches, parsed.words)
-    found = _find_words(matches, asked, {forms_of(name) for name in speakers})
+    most = RANKED_HITS if len(asked) > 1 else SINGLE_WORD_HITS
+    found = _find_words(matches, asked, most, {forms_of(name) for name in speakers})
     similar = _find_similar(matches, asked, speakers) if len(asked) > 1 and order == "best" else {}
     unknown = [word for forms, word in asked.items() if forms not in found and forms not in similar]
-    found |= _find_words(matches, near_words(matches, unknown))
+    found |= _find_words(matches, near_words(matches, unknown), most)
     if order == "newest":
         hits = [(row_id, 0.0) for row_id in sorted({*chain(*found.values())}, reverse=True)]
     else:
@@ -120,16 +121,17 @@ def search_and_tell(
         best = max((score for _, score in hits), default=0.0)
         whole = matches.best(parsed.whole, [parsed.whole], limit) if parsed.whole is not None else []
         hits = best_of({**dict(hits), **{row_id: best + score for row_id, score in whole}}.items(), limit)
-    wanted = (*chain(*found), *_wanted(parsed), *(term for forms, _ in similar.values() for term in forms))
+    terms = (*chain(*found), *_wanted(parsed), *(term for forms, _ in similar.values() for term in forms))
+    wanted = tuple(dict.fromkeys(terms))
     told = tuple(asked.get(forms, forms[0].text) for forms in found) if unknown else ()
     return load_found(matches, hits[:limit], wanted), told
 
 
-def _find_words(matches: MatchReader, words: Iterable[Forms], names: Container[Forms] = ()) -> dict[Forms, list[int]]:
+def _find_words(
+    matches: MatchReader, words: Iterable[Forms], limit: int, names: Container[Forms] = ()
+) -> dict[Forms, list[int]]:
     """Return the known words and names, each with the ids of the newest messages that contain it."""
-    asked = [*words]
-    limit = RANKED_HITS if len(asked) > 1 else SINGLE_WORD_HITS
-    found = {forms: matches.newest(expression_of(forms), limit) for forms in asked}
+    found = {forms: matches.newest(expression_of(forms), limit) for forms in words}
     return {forms: ids for forms, ids in found.items() if ids or forms in names}
 
 

@@ -24,7 +24,6 @@ MIN_STEM = 4
 _WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _WORDS["stop_words"].items()}
 _ENGLISH = _STOP_WORDS.pop("en")
-_IRREGULAR = {word: line.split() for line in _WORDS["forms"]["irregular"].splitlines() for word in line.split()}
 _ENDINGS = re.compile(f"(?:{'|'.join(_WORDS['forms']['endings'].split())})$")
 _MONTHS = {
     name: number
@@ -70,13 +69,15 @@ def content_words(words: Sequence[str]) -> list[str]:
 def forms_of(word: str) -> Forms:
     """Return the forms in which a word can occur.
 
-    >>> [term.text for term in forms_of("Dogs")], [term.text for term in forms_of("ate")], forms_of("allergies")
-    (['dogs', 'dog', 'dogged', 'dogging'], ['eat', 'ate', 'eaten'], (Term(text='allerg', is_prefix=True),))
+    >>> [term.text for term in forms_of("dogs")], [term.text for term in forms_of("Ate")]
+    (['dogs', 'dog', 'dogged', 'dogging'], ['eat', 'ate', 'eaten', 'eats', 'eating'])
+    >>> forms_of("allergies")
+    (Term(text='allerg', is_prefix=True),)
     """
     bare = bare_word(word)
     if word.endswith("*") or not re.fullmatch("[a-z\u0430-\u044f]+", bare):
         return (Term(bare or word, word.endswith("*") or ends_in_half_a_pair(bare)),)
-    if (group := _IRREGULAR.get(bare)) is not None:
+    if (group := _irregular().get(bare)) is not None:
         return tuple(Term(one, is_prefix=False) for one in group)
     if (stem := _stem(bare)) is not None:
         return (Term(stem, is_prefix=True),)
@@ -84,25 +85,51 @@ def forms_of(word: str) -> Forms:
     return tuple(Term(form, is_prefix=False) for form in forms)
 
 
+@cache
+def _irregular() -> Mapping[str, Sequence[str]]:
+    """Return the forms of irregular English words by each of their forms. A verb also has regular ones."""
+    found: dict[str, Sequence[str]] = {}
+    for line in _WORDS["forms"]["irregular"].strip().splitlines():
+        base, *others = line.split()
+        regular = (form for form in _short_forms(base) if not form.endswith("ed"))
+        forms = tuple(dict.fromkeys((base, *others, *regular)))
+        found |= {form: forms for form in forms if form not in found}
+    return found
+
+
 def _short_forms(word: str) -> Iterator[str]:
     """Yield the forms of an English word that is too short for a stem.
 
     >>> [*_short_forms("move")], [*_short_forms("plans")]
     (['move', 'moves', 'moved', 'moving'], ['plan', 'plans', 'planned', 'planning'])
+    >>> [*_short_forms("boxes")], [*_short_forms("cities")]
+    (['box', 'boxes', 'boxed', 'boxing'], ['city', 'cities', 'citied', 'citying'])
     """
-    root = re.sub("(?:ing|ed)$", "", word)
-    if len(root) < len(word) and len(root) > 2:  # `moving` can be a form of `mov` or `move`
-        root = root[:-1] if len(root) > 3 and root[-1] == root[-2] else root
-        bases = [root, f"{root}e"]
-    else:
-        bases = [word[:-1] if word.endswith("s") and len(word) > 3 else word]
-    for base in bases:
-        yield from (base, f"{base}s")
+    for base in _bases(word):
+        yield base
         if base.endswith("e"):
-            yield from (f"{base}d", f"{base[:-1]}ing")
-        elif len(base) > 2:
+            yield from (f"{base}s", f"{base}d", f"{base[:-1]}ing")
+        elif re.search("[^aeiou]y$", base):
+            yield from (f"{base[:-1]}ies", f"{base[:-1]}ied", f"{base}ing")
+        else:
+            yield f"{base}es" if re.search("(?:[sxz]|[cs]h)$", base) else f"{base}s"
             verb = base + base[-1] * bool(re.search("[^aeiou][aeiou][bdgmnprt]$", base))
-            yield from (f"{verb}ed", f"{verb}ing")
+            yield from (f"{verb}ed", f"{verb}ing") if len(base) > 2 else ()
+
+
+def _bases(word: str) -> Sequence[str]:
+    """Return the words of which a short word can be a form, such as `mov` and `move` for `moving`."""
+    root = re.sub("(?:ing|ed)$", "", word)
+    if re.search("[^aeiou]ie[sd]$", word):
+        return [f"{word[:-3]}y"]
+    if 2 < len(root) < len(word):
+        root = root[:-1] if len(root) > 3 and root[-1] == root[-2] else root
+        return [root, f"{root}e"]
+    if re.search("(?:x|[cs]h)es$", word) and len(word) > 4:
+        return [word[:-2]]
+    if re.search("[aeiou][^aeiou]ed$", word) or (re.search("[^siu]s$", word) and len(word) > 3):
+        return [word[:-1]]
+    return [word]
 
 
 def says_little(forms: Forms) -> bool:

@@ -30,6 +30,23 @@ SAID = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("eat", "we are eating late"),
+        ("writing", "she wrote it"),
+        ("box", "two boxes"),
+        ("cities", "a city"),
+        ("miss", "he missed it"),
+        ("used", "I use it"),
+    ],
+)
+def test_short_words_are_found_in_their_other_forms(query: str, text: str) -> None:
+    with migrated() as db:
+        append(db, start(db, "a").id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text), Millis(0))
+        assert [hit.text for hit in search(db, query)] == [text]
+
+
 @pytest.fixture(scope="module")
 def group() -> Iterator[tuple[Connection, Session]]:
     with migrated() as db:
