@@ -253,12 +253,15 @@ async def test_a_message_that_waits_while_its_agent_is_removed_goes_to_the_next_
     await world.say("slow question")
     await world.asked(1)
     await world.say("hello there", chat_id=43)
-    await world.until_rows("SELECT agent FROM chats WHERE chat_ref = '43'", ("ops",))
+    await world.stored(2)
     world.configure(AGENTS.replace("  ops:\n", "  desk:\n").replace("agent: ops}", "agent: desk}"))
     await world.reload()
     await world.release()
     assert await world.replies(1, chat_id=43, match="hello there")
-    assert world.query("SELECT s.agent FROM turns t JOIN sessions s ON s.id = t.lineage_id") == [("",), ("desk",)]
+    assert world.query("SELECT s.agent FROM turns t JOIN sessions s ON s.id = t.lineage_id ORDER BY t.id") == [
+        ("",),
+        ("desk",),
+    ]
 
 
 async def test_an_edit_of_a_message_to_one_agent_is_not_told_to_the_next(world: World) -> None:

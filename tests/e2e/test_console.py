@@ -103,11 +103,13 @@ async def test_a_user_sees_no_page_of_the_owner_on_any_route(world: World, owner
 
 
 async def test_nobody_rates_an_answer_in_the_chat_of_another_person(world: World, owner: Visitor) -> None:
+    answers = """SELECT p.ref FROM platform_messages p JOIN messages m ON m.id = p.message_id
+    WHERE m.role = 'assistant' ORDER BY m.id"""
     async with Visitor(await link_for(world, "Ann")) as ann:
         for number, one in enumerate((owner, ann), start=1):
             await one.send("POST", "/chat/main/messages", text="hello", client_id=f"{number}" * 32)
-            await world.until_rows("SELECT count(*) FROM platform_messages WHERE ref LIKE 'k-o%'", (number,))
-        of_owner, of_ann = (ref for (ref,) in world.query("SELECT ref FROM platform_messages WHERE ref LIKE 'k-o%'"))
+            await world.until(lambda number=number: len(world.query(answers)) == number)
+        (of_owner,), (of_ann,) = world.query(answers)
         for one, ref in ((ann, of_owner), (owner, of_ann)):
             status, text = await one.send("POST", "/chat/main/rate", ref=ref, thumb="down")
             assert (status, "cannot be rated" in text) == (409, True)

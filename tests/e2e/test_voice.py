@@ -123,7 +123,8 @@ async def test_a_chat_chooses_which_answers_are_spoken(world: World) -> None:
     await world.replies(1, match="echo: .*second")
     await world.ask("the third", "echo: .*third", chat_id=43)
     # The setting applies to the other chat.
-    await world.until_rows("SELECT chat_id, state FROM outbox WHERE kind = 'voice'", (1, "sent"), (2, "sent"))
+    voices = "SELECT chat_id, state FROM outbox WHERE kind = 'voice' ORDER BY id"
+    await world.until_rows(voices, (1, "sent"), (2, "sent"))
 
 
 async def test_without_a_speech_model_voice_says_so(world: World) -> None:
