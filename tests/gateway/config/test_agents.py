@@ -121,34 +121,23 @@ def test_an_agent_without_a_route_is_a_warning_with_its_line(tmp_path: Path) -> 
     assert f"{tmp_path}/config.yaml line 3: no route leads to the agent idle: add a route" in found.warnings[-1]
 
 
-@pytest.mark.parametrize(
-    ("chat", "account", "role"),
-    [
-        ("telegram/shop:-100/7", "", ""),
-        ("telegram/shop:-100", "telegram/shop", "admin"),
-        ("telegram/shop:-100", "telegram/shop", ""),
-        ("telegram", "telegram/shop", ""),
-        ("telegram", "", ""),
-        ("", "telegram/shop", "admin"),
-        ("", "telegram/shop", ""),
-        ("", "", "admin"),
-        ("", "", ""),
-    ],
-)
-def test_a_more_specific_route_wins(chat: str, account: str, role: str) -> None:
-    order = [
-        ("telegram/shop:-100/7", "", ""),
-        ("telegram/shop:-100", "telegram/shop", "admin"),
-        ("telegram/shop:-100", "telegram/shop", ""),
-        ("telegram", "telegram/shop", ""),
-        ("telegram", "", ""),
-        ("", "telegram/shop", "admin"),
-        ("", "telegram/shop", ""),
-        ("", "", "admin"),
-        ("", "", ""),
-    ]
-    place = order.index((chat, account, role))
-    routes = [AgentRoute(agent=str(n), chat=c, account=a, role=r) for n, (c, a, r) in enumerate(order) if n >= place]
+ORDER = [
+    ("telegram/shop:-100/7", "", ""),
+    ("telegram/shop:-100", "telegram/shop", "admin"),
+    ("telegram/shop:-100", "telegram/shop", ""),
+    ("telegram", "telegram/shop", ""),
+    ("telegram", "", ""),
+    ("", "telegram/shop", "admin"),
+    ("", "telegram/shop", ""),
+    ("", "", "admin"),
+    ("", "", ""),
+]
+"""Chat, account and role of routes, the most specific first."""
+
+
+@pytest.mark.parametrize("place", range(len(ORDER)))
+def test_a_more_specific_route_wins(place: int) -> None:
+    routes = [AgentRoute(agent=str(n), chat=c, account=a, role=r) for n, (c, a, r) in enumerate(ORDER) if n >= place]
     found = route_for_chat(routes[::-1], TOPIC, "admin")
     assert found is not None
     assert found.agent == str(place)
