@@ -321,10 +321,12 @@ class ModelSize:
     def reserved_in(self, window: Tokens) -> Tokens:
         """Return the tokens to reserve for the answer in a smaller window.
 
-        The reserve shrinks first, down to a quarter of the window. Only then does the room for prompts shrink.
+        The reserve shrinks first, down to a quarter of the window if it is configured, or else to the usual reserve.
+        Only then does the room for prompts shrink.
         """
+        least = window // 4 if self.output_from is SizeSource.CONFIGURED else usual_reserve(window)
         lost = self.context_length - window
-        return Tokens(min(self.reserved_output, max(window // 4, self.reserved_output - lost)))
+        return Tokens(min(self.reserved_output, max(least, self.reserved_output - lost)))
 
     def output_beside(self, prompt: EstimatedTokens, window: Tokens) -> Tokens:
         """Return the output limit of a call: the configured limit, or else the room left, up to `usual_output`.
@@ -341,6 +343,15 @@ class ModelSize:
 def room_beside(prompt: EstimatedTokens, window: Tokens) -> int:
     """Return the number of tokens that a prompt leaves free, minus a margin of 5 % of the prompt (at least 256)."""
     return window - prompt - max(256, prompt * 5 // 100)
+
+
+def usual_reserve(window: Tokens) -> Tokens:
+    """Return the tokens to reserve for the answer: a quarter of a small window, an eighth of a larger one.
+
+    >>> [usual_reserve(Tokens(window)) for window in (8_192, 16_384, 32_768, 65_536, 128_000)]
+    [2048, 4096, 4096, 8192, 8192]
+    """
+    return Tokens(max(1, min(8_192, max(min(window // 4, 4_096), window // 8))))
 
 
 UNKNOWN_LIMITS: Final = ModelLimits()
@@ -365,7 +376,7 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
     output, output_from = _first((size.max_output_tokens, source) for size, source in sources)
     context = Tokens(ASSUMED_CONTEXT) if stated is None else stated
     # Do not reserve more for models with longer answers, because conversations cannot use the reserved tokens.
-    reserved = Tokens(max(1, min(8_192, context // 4)))
+    reserved = usual_reserve(context)
     if output is not None and output_from is SizeSource.CONFIGURED:
         if context_from is not SizeSource.CONFIGURED:  # at most half the window; leave 2,048 tokens for the prompt
             output = Tokens(min(output, max(1, context // 4, min(context // 2, context - 2_048))))

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from sys import getsizeof
 from typing import Any, Final, TypeAlias
 
@@ -75,10 +76,11 @@ class HttpModel:
         self.host = httpx2.URL(self.base_url).host
         self.route = f"{protocol}:{self.host}"
 
-    async def fetch_json(self, address: str) -> object:
-        """Return the JSON at a URL on the provider's host. Raises `ModelError` if the request fails."""
+    async def fetch_json(self, address: str, body: object = None) -> object:
+        """Return the JSON at a URL on the provider's host, to which `body` is posted if given. Raises `ModelError`."""
         with self._translated():
-            return await read_json(await self._client.get(address, **OPEN_RESPONSE))
+            asked = self._client.get if body is None else partial(self._client.post, body=body)
+            return await read_json(await asked(address, **OPEN_RESPONSE))
 
     @contextmanager
     def _translated(self, asked: ModelRequest | None = None) -> Iterator[None]:

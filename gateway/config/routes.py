@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, ValidationError
 
 from agent.context.limits import MIN_INPUT_WINDOW
-from agent.model.catalog import sees_images
+from agent.model.catalog import sees_images, usual_reserve
 from gateway.config.blocks import BaseConfig, checked_block, first_problem, setting
 from gateway.config.old_keys import OLD_KEYS
 from hermes_state.setting_types import (
@@ -28,6 +28,7 @@ from hermes_state.setting_types import (
     listed,
     plain_texts,
 )
+from hermes_state.values import Tokens
 
 DEFAULT_MODEL = "gpt-4.1-mini"
 """Default model if only an API key is set, so that a single variable such as OPENAI_API_KEY is enough."""
@@ -80,7 +81,7 @@ class ApiConfig(BaseConfig):
         default_text="the space left by the prompt, at most 32000 or the model's own limit, whichever is lower",
     )
     """Maximum length of an answer. The gateway reserves this many tokens of the context window. If the key is not set,
-    the gateway reserves 8192 tokens or a quarter of the window, whichever is less."""
+    the gateway reserves a quarter of the window up to 4096 tokens, or an eighth up to 8192 tokens if that is more."""
     images: bool | Literal["auto"] = "auto"
     """Send images to the model. `auto` decides by the model's name."""
     streaming: bool = True
@@ -149,7 +150,7 @@ class RouteConfig(CallConfig, ApiConfig):
             return f"{key}.name is missing: set it to the name of a model{how}"
         if self.context_length is None:
             return None
-        output = self.max_output_tokens or self.context_length // 4
+        output = self.max_output_tokens or usual_reserve(Tokens(self.context_length))
         window = self.context_length - output
         if window < MIN_INPUT_WINDOW:
             return (

@@ -4,6 +4,7 @@ OpenAI itself states no limits. Most other servers add their own fields to a mod
 Local servers have their own endpoints, because they can load a model with a smaller window than it was trained for.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -18,11 +19,11 @@ _CONTEXT_NAMES: Final = ("context_length", "max_model_len", "context_window", "m
 _OUTPUT_NAMES: Final = ("max_completion_tokens", "max_output_tokens", "max_output_length")
 
 
-async def fetch_model_limits(get: Callable[[str], Awaitable[object]], model: str, base_url: str) -> ModelLimits | None:
+async def fetch_model_limits(get: Callable[..., Awaitable[object]], model: str, base_url: str) -> ModelLimits | None:
     """Return the limits that a server states for a model, or None if it states them only once the model is loaded.
 
-    `get` fetches JSON from an absolute URL. Raises a `ModelError` only if requests to other paths would fail in the
-    same way.
+    `get` fetches JSON from an absolute URL, to which it posts its second argument if there is one. Raises
+    `ModelError` only if requests to other paths would fail in the same way.
     """
     base_url, path = base_url.rstrip("/"), quote(model, safe="/:@")
     host = urlsplit(base_url).hostname or ""
@@ -53,7 +54,12 @@ async def fetch_model_limits(get: Callable[[str], Awaitable[object]], model: str
             for loaded in _as_list(_field(await get(f"{root}/api/ps"), "models")):
                 if _field(loaded, "name") in (model, f"{model}:latest"):
                     return ModelLimits(context_length=next(_sizes_in(loaded, "context_length"), None))
-            return None
+            # A model that is not loaded will get the window of its Modelfile, or else of the server's settings.
+            shown = await get(f"{root}/api/show", {"model": model})
+            size = re.search(r"^num_ctx\s+(\d+)$", str(_field(shown, "parameters")), re.MULTILINE)
+            info = _field(shown, "model_info")
+            trained = _sizes_in(info, f"{_field(info, 'general.architecture')}.context_length")
+            return None if size is None else ModelLimits(context_length=min((Tokens(int(size[1])), *trained)))
     return limits_in(row)
 
 

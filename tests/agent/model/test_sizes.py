@@ -83,7 +83,7 @@ def test_an_impossible_output_limit_is_ignored(nonsense: int) -> None:
     [
         (UNKNOWN, UNKNOWN_LIMITS, said(131_072, 131_072), 8_192),
         (UNKNOWN, UNKNOWN_LIMITS, said(16_384, 131_072), 4_096),
-        (UNKNOWN, UNKNOWN_LIMITS, UNKNOWN_LIMITS, 8_192),
+        (UNKNOWN, UNKNOWN_LIMITS, UNKNOWN_LIMITS, 4_096),
         ("claude-sonnet-4-5", UNKNOWN_LIMITS, UNKNOWN_LIMITS, 8_192),
         ("claude-sonnet-4-5", said(200_000), UNKNOWN_LIMITS, 8_192),
         ("claude-sonnet-4-5", said(200_000, 64_000), UNKNOWN_LIMITS, 64_000),
@@ -206,7 +206,7 @@ def test_listed_models_are_compressed_at_the_documented_thresholds(pattern: str)
     elif context >= 128_000:
         assert abs(limits.hygiene * 100 / context - 85) <= 1
     else:
-        assert limits.hygiene == -(-(context - min(8_192, context // 4)) * 90 // 100)
+        assert limits.hygiene == -(-(context - max(min(context // 4, 4_096), context // 8)) * 90 // 100)
     assert limits.threshold == context // 2
     assert (limits.hygiene - limits.threshold) * 100 >= 10 * limits.input_window
 

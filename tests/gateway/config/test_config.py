@@ -352,9 +352,9 @@ def test_these_settings_are_refused_with_the_reason(
 
 
 @given(context=st.integers(1_024, 20_000_000))
-def test_reserved_output_is_a_quarter_of_the_context_at_most_8192(context: int) -> None:
+def test_reserved_output_is_a_quarter_of_a_small_context_and_an_eighth_of_a_larger_one(context: int) -> None:
     values = {"HERMES_HOME": "/nonexistent-home", "HERMES_MODEL__CONTEXT_LENGTH": str(context)}
-    expected = min(8_192, context // 4)
+    expected = min(8_192, max(min(context // 4, 4_096), context // 8))
     if context - expected < 2_048:
         with pytest.raises(ConfigError, match=r"model\.context_length"):
             load_config(values)

@@ -391,7 +391,7 @@ SMALL = {"HERMES_MODEL__CONTEXT_LENGTH": "3000", "HERMES_AGENT__PERSONA": "You a
             {"HERMES_MODEL__PROTOCOL": "offline", "HERMES_MODEL__TEMPERATURE": "0.5"},
             *("settings", CheckStatus.WARNING, "The built-in offline model ignores all call settings"),
         ),
-        ({}, "context", CheckStatus.FINE, "16,384 of 24,576"),
+        ({}, "context", CheckStatus.FINE, "16,384 of 28,672"),
         ({}, "context", CheckStatus.FINE, f"32,768 tokens ({window_from(SizeSource.ASSUMED)})"),
         (SMALL, "context", CheckStatus.WARNING, "model.context_length"),
     ],
@@ -475,7 +475,7 @@ def test_the_latest_compression_with_a_plugin_engine_is_reported(environ: dict[s
     environ["HERMES_CONTEXT__ENGINE"] = "sample"
     fine = findings(environ)["context"]
     assert fine.verdict is CheckStatus.FINE
-    assert "at 22,119 of 24,576 tokens at the latest, by the context engine sample" in fine.text
+    assert "at 25,805 of 28,672 tokens at the latest, by the context engine sample" in fine.text
 
 
 def test_an_unknown_context_engine_is_reported(environ: dict[str, str]) -> None:

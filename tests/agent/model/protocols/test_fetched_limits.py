@@ -30,7 +30,8 @@ def answering(answers: Mapping[str, object]) -> tuple[Callable[[str], Any], list
     """Fake fetcher with answers by address, which records the requested addresses."""
     asked: list[str] = []
 
-    async def get(address: str) -> object:
+    async def get(address: str, body: object = None) -> object:
+        assert (body == {"model": NAME}) == address.endswith("/api/show")  # the only address that wants a POST
         asked.append(address)
         if address not in answers:
             raise ModelNotFound("HTTP 404")
@@ -47,6 +48,8 @@ API = f"{ROOT}/v1"
 ONE = f"{API}/models/{NAME}"
 ALL = f"{API}/models"
 ROUTER = "https://openrouter.ai/api/v1"
+TRAINED = {"model_info": {"general.architecture": "llama", "llama.context_length": 8_192}}
+"""Part of Ollama's description of a model: the window that the model was trained for."""
 
 
 @pytest.mark.parametrize(
@@ -123,13 +126,20 @@ async def test_an_unknown_shape_states_no_limits(strange: object) -> None:
             {"models": [{"name": "x", "context_length": 1}, {"name": f"{NAME}:latest", "context_length": 4_096}]},
             said(4_096),
         ),
-        ({"owned_by": "library"}, f"{ROOT}/api/ps", {"models": []}, None),
+        ({"owned_by": "library"}, f"{ROOT}/api/show", {"parameters": 'stop "x"', **TRAINED}, None),
+        (
+            {"owned_by": "library"},
+            f"{ROOT}/api/show",
+            {"parameters": "num_ctx    2048\nstop x", **TRAINED},
+            said(2_048),
+        ),
+        ({"owned_by": "library"}, f"{ROOT}/api/show", {"parameters": "num_ctx 16384", **TRAINED}, said(8_192)),
     ],
 )
 async def test_local_servers_state_the_loaded_window(
     row: dict[str, object], address: str, answer: object, expected: ModelLimits | None
 ) -> None:
-    get, asked = answering({ONE: {"id": NAME, **row}, address: answer})
+    get, asked = answering({f"{ROOT}/api/ps": {"models": []}, ONE: {"id": NAME, **row}, address: answer})
     assert await limits.fetch_model_limits(get, NAME, API) == expected
     assert asked[-1] == address
 
