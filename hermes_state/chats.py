@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple, fields, replace
 
 import msgspec
 
@@ -13,6 +13,7 @@ from hermes_state.values import (
     ChatId,
     ChatKey,
     ChatKind,
+    ChatScope,
     LineageId,
     MessageBody,
     MessageId,
@@ -30,9 +31,11 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     kind: ChatKind
     title: str | None
     active_session_id: SessionId | None
+    scope: ChatScope
 
 
-_COLUMNS = f"id, {columns(ChatKey, 'chats', 'key')}, kind, title, active_session_id"
+_KEY, _SCOPE = columns(ChatKey, "chats", "key"), columns(ChatScope, "chats", "scope")
+_COLUMNS = f"id, {_KEY}, kind, title, active_session_id, {_SCOPE}"
 
 _IS_CHAT = "platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"
 
@@ -45,17 +48,25 @@ def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None,
 
 @locks(chat="key")
 def meet_chat(
-    db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis
+    db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis, scope: ChatScope | None = None
 ) -> tuple[ChatId, Millis | None]:
-    """Return the chat's id, and when the bot lost access (None if it has access). Create the chat if needed."""
-    query = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
+    """Return the chat's id, and when the bot lost access (None if it has access). Create the chat if needed.
+
+    `scope` is stored without the roles if several people share the session. None keeps the stored scope.
+    """
+    query = f"SELECT id, kind, title, unreachable_since, {_SCOPE} FROM chats WHERE {_IS_CHAT}"
     known = db.execute(query, astuple(key)).fetchone()
-    if known is not None and known[1] == kind and (title is None or title == known[2]):
+    if scope is not None and not key.user_ref:
+        scope = replace(scope, role_refs="")
+    is_scoped = scope is None or (known is not None and astuple(scope) == known[4:])
+    if known is not None and is_scoped and known[1] == kind and (title is None or title == known[2]):
         return known[0], known[3]
     values = {**asdict(key), "kind": kind, "title": title, "created_at": now, "updated_at": now}
+    placed = "".join(f", {field.name} = excluded.{field.name}" for field in fields(ChatScope) if scope is not None)
+    values |= asdict(scope) if scope is not None else {}
     query = f"""{insertion("chats", values)}
     ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE
-    SET kind = excluded.kind, title = coalesce(excluded.title, chats.title), updated_at = excluded.updated_at
+    SET kind = excluded.kind, title = coalesce(excluded.title, chats.title), updated_at = excluded.updated_at{placed}
     RETURNING id"""
     chat_id = scalar(db, ChatId, query, values)
     return chat_id, None if known is None else known[3]

@@ -83,6 +83,22 @@ class ChatKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatScope:
+    """Where a Discord chat is, and the roles of the person whose session it is."""
+
+    guild_ref: str = ""
+    """Id of the server."""
+    parent_ref: str = ""
+    """Id of the channel to which a thread belongs."""
+    role_refs: str = ""
+    """Ids of the person's roles in the server, the highest role first, with spaces between them."""
+
+    @property
+    def roles(self) -> list[str]:
+        return self.role_refs.split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRef:
     """A conversation and, during a turn, that turn."""
 
@@ -189,6 +205,8 @@ class InboundMessage(PlatformEvent):
     """Token for a direct reply to a slash command. It is valid for minutes, and only in this process."""
     direct_ref: str | None = None
     """`chat_ref` with which the bot can try to write to the sender in private. None: the platform has no such chat."""
+    scope: ChatScope | None = None
+    """Server, parent channel, and roles of the sender. None if unknown, or if there is no server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,9 @@ async def whoami(request: CommandRequest) -> CommandResult:
     row, chat = request.row, request.chat
     who = f"You are {plain(row.sender_name)} (`{row.sender_ref}`), and your role is {request.role}."
     called = f"{place_name(chat.title, '')} (`{chat.key.name}`)" if chat.title else f"`{chat.key.name}`"
-    return say(f"{who}\nThis chat is {called}.")
+    server = f"\nIts server is `{chat.scope.guild_ref}`." if chat.scope.guild_ref else ""
+    roles = f" Your roles there: {', '.join(f'`{role}`' for role in chat.scope.roles)}." if chat.scope.roles else ""
+    return say(f"{who}\nThis chat is {called}.{server}{roles}")
 
 
 async def pair(request: CommandRequest) -> CommandResult:

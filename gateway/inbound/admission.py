@@ -138,7 +138,7 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     """Store an event once, with its acknowledgement or the turn that it starts, and advance its channel's cursor."""
     message = event.message
     inbox.advance_cursor(db, event.cursor)
-    chat_id, unreachable_since = meet_chat(db, event.key, message.chat_kind, message.chat_title, now)
+    chat_id, unreachable_since = meet_chat(db, event.key, message.chat_kind, message.chat_title, now, message.scope)
     if event.is_talk:
         return _admit_talk(db, event, chat_id, now)
     is_back = unreachable_since is not None and schedules.go_on(db, chat_id, now)

@@ -5,7 +5,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -22,13 +22,13 @@ from hermes_state.setting_types import plain
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
+from hermes_state.values import ChatKey, Clock, InboundMessage, IncomingAttachment, Millis, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import MessageNotFound, connection_errors, rest_errors
 from platforms.discord.event_queue import EventQueue, FetchHistory, MessageEvent
-from platforms.discord.inbound import PLATFORM, FileRef, snowflake_at
+from platforms.discord.inbound import PLATFORM, FileRef, scope_of, snowflake_at
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import SlashCommands, TicketRegistry
@@ -274,7 +274,9 @@ class HistoryReader:
             kept = found[:messages]
             bound = kept[-1].id if len(found) > len(kept) else floor + 1
             skipped = await self._read(channel, seen, bound, 100) if bound > seen + 1 else []
-        arrived = [MessageEvent(channel_ref, message.id, self.client.read(message)) for message in reversed(kept)]
+            members: dict[int, discord.User | discord.Member] = {}
+            read = [(message.id, await self._with_roles(message, members)) for message in reversed(kept)]
+        arrived = [MessageEvent(channel_ref, message_id, event) for message_id, event in read]
         if skipped:
             await self._report(channel_ref, skipped)
             arrived.insert(0, MessageEvent(channel_ref, skipped[0].id, None))
@@ -287,6 +289,25 @@ class HistoryReader:
         end = discord.Object(before) if before is not None else None
         history = channel.history(limit=limit, after=discord.Object(after), before=end, oldest_first=False)
         return [message async for message in history]
+
+    async def _with_roles(
+        self, message: discord.Message, members: dict[int, discord.User | discord.Member]
+    ) -> InboundMessage | None:
+        """Convert a message, and fetch the roles of a person who addresses the bot, which a history does not contain.
+
+        `members` are the people who were fetched before.
+        """
+        event = self.client.read(message)
+        if event is None or event.scope is None or not event.is_addressed or event.sender.is_bot:
+            return event
+        guild, author = message.guild, message.author
+        assert guild is not None, "a message with a scope is in a server"
+        if author.id not in members:
+            try:
+                members[author.id] = await guild.fetch_member(author.id)
+            except (discord.NotFound, discord.Forbidden):  # the person or the bot has left the server
+                members[author.id] = author
+        return replace(event, scope=scope_of(guild, message.channel, members[author.id]))
 
     async def _report(self, channel_ref: str, skipped: Sequence[discord.Message]) -> None:
         events = [event for message in skipped if (event := self.client.read(message)) is not None]

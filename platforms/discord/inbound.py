@@ -97,6 +97,7 @@ class EventReader:
             quote=quote,
             words_by=words_by,
             direct_ref=None if sender.is_bot or is_direct else f"{PERSON_MARK}{sender.id}",
+            scope=scope_of(message.guild, message.channel, message.author),
         )
 
     def edit(self, payload: discord.RawMessageUpdateEvent) -> values.EditEvent | None:
@@ -158,6 +159,7 @@ class EventReader:
             via=via,
             chat_title=_title(interaction.channel),
             ticket=str(interaction.id) if via is values.InputKind.SLASH else None,
+            scope=scope_of(interaction.guild, interaction.channel, interaction.user),
         )
 
     @property
@@ -257,6 +259,20 @@ def _author(message: discord.Message) -> Sender:
 
 def _sender(author: discord.User | discord.Member, *, is_bot: bool) -> Sender:
     return Sender(platform=PLATFORM, id=str(author.id), name=author.display_name, is_bot=is_bot)
+
+
+def scope_of(
+    guild: discord.Guild | None, channel: object, author: discord.User | discord.Member
+) -> values.ChatScope | None:
+    """Return where a message is, and its author's roles. Return None in a direct chat, and if the server is unknown."""
+    if guild is None or guild.default_role is None or isinstance(channel, discord.PartialMessageable):
+        return None
+    roles = author.roles if isinstance(author, discord.Member) else []
+    return values.ChatScope(
+        guild_ref=str(guild.id),
+        parent_ref=str(channel.parent_id) if isinstance(channel, discord.Thread) else "",
+        role_refs=" ".join(str(role.id) for role in reversed(roles) if not role.is_default()),
+    )
 
 
 def _chat_kind(channel: object) -> ChatKind:

@@ -14,7 +14,6 @@ from tests.fakes.discord_state import (
     RestError,
     check_content,
     iso,
-    member,
     not_found,
 )
 from tests.fakes.labkit import Json
@@ -169,7 +168,7 @@ class Interactions:
             payload["guild_id"] = guild_id
             payload["guild"] = {"id": guild_id, "features": [], "locale": "en-US"}
             payload["guild_locale"] = "en-US"
-            payload["member"] = {**member(user), "permissions": ALL_PERMISSIONS}
+            payload["member"] = {**discord.member(user), "permissions": ALL_PERMISSIONS}
         else:
             payload["user"] = user
         row: Json = {"id": interaction_id, "token": token, "acked": False, "channel_id": channel["id"]}

@@ -63,6 +63,10 @@ class Rest:
         if found := re.fullmatch(r"/channels/(\d+)(/.*)?", path):
             data = await read_form(self._discord, request)
             return await self._channel(method, found[1], found[2] or "", request.query, data)
+        if found := re.fullmatch(r"/guilds/(\d+)/members/(\d+)", path):
+            if found[2] not in self._discord.users or self._discord.roles.get(found[2], []) is None:
+                raise RestError(10007)
+            return 200, self._discord.member(self._discord.users[found[2]])
         if found := re.fullmatch(r"/interactions/(\d+)/([^/]+)/callback", path):
             with_response = request.query.get("with_response") in ("1", "true")
             data = await read_form(self._discord, request)

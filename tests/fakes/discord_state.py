@@ -20,6 +20,8 @@ APPLICATION = "900000000000000001"
 GUILD = "200000000000000001"
 ALICE = "100000000000000001"
 BOB = "100000000000000002"
+ROLES = ("400000000000000001", "400000000000000002")
+"""Roles of each server besides @everyone, the lower role first."""
 THREADS = (10, 11, 12)
 EPHEMERAL, LOADING = 1 << 6, 1 << 7
 ALL_PERMISSIONS = str((1 << 53) - 1)
@@ -31,6 +33,7 @@ _KNOWN = {
     0: (401, "401: Unauthorized"),
     10003: (404, "Unknown Channel"),
     10004: (404, "Unknown Guild"),
+    10007: (404, "Unknown Member"),
     10008: (404, "Unknown Message"),
     10014: (400, "Unknown Emoji"),
     10015: (404, "Unknown Webhook"),
@@ -98,23 +101,6 @@ def iso(moment: float | None = None) -> str:
     return datetime.fromtimestamp(time.time() if moment is None else moment, UTC).isoformat()
 
 
-def member(user: Json, *, with_user: bool = True) -> Json:
-    """Return a user as a member of a server."""
-    made: Json = {
-        "roles": [],
-        "joined_at": "2024-01-01T00:00:00+00:00",
-        "deaf": False,
-        "mute": False,
-        "flags": 0,
-        "nick": None,
-        "avatar": None,
-        "premium_since": None,
-        "pending": False,
-        "communication_disabled_until": None,
-    }
-    return {**made, "user": user} if with_user else made
-
-
 def scope(channel: Json) -> Json:
     """Return the `guild_id` field for an event in this channel, or no fields for a direct chat."""
     return {"guild_id": channel["guild_id"]} if channel.get("guild_id") else {}
@@ -151,6 +137,7 @@ class Discord:
         self.buckets: dict[str, dict[str, float]] = {}
         self.global_window: deque[float] = deque()
         self.users: dict[str, Json] = {}
+        self.roles: dict[str, list[str] | None] = {}  # ids of roles by user id; None: not a member of any server
         self.channels: dict[str, Json] = {}
         self.guilds: dict[str, Json] = {}
         self.messages: dict[str, dict[str, Json]] = {}
@@ -193,6 +180,22 @@ class Discord:
                 "flags": 0,
             }
         return self.users[user_id]
+
+    def member(self, user: Json, *, with_user: bool = True) -> Json:
+        """Return a user as a member of a server."""
+        made: Json = {
+            "roles": self.roles.get(user["id"]) or [],
+            "joined_at": "2024-01-01T00:00:00+00:00",
+            "deaf": False,
+            "mute": False,
+            "flags": 0,
+            "nick": None,
+            "avatar": None,
+            "premium_since": None,
+            "pending": False,
+            "communication_disabled_until": None,
+        }
+        return {**made, "user": user} if with_user else made
 
     def make_channel(self, data: Mapping[str, Any]) -> Json:
         channel_id = str(data.get("id") or self.flake())
@@ -392,7 +395,7 @@ class Discord:
         channel = self.channels[message["channel_id"]]
         event = {**message, "channel_type": channel["type"], **scope(channel)}
         if channel.get("guild_id") and not message.get("webhook_id"):
-            event["member"] = member(message["author"], with_user=False)
+            event["member"] = self.member(message["author"], with_user=False)
         return event
 
     def reaction_of(self, message: Json, user: Json, emoji: str, method: str) -> tuple[str, Json]:
@@ -408,7 +411,7 @@ class Discord:
         if method == "DELETE":
             return "MESSAGE_REACTION_REMOVE", event
         if channel.get("guild_id"):
-            event["member"] = member(user)
+            event["member"] = self.member(user)
         return "MESSAGE_REACTION_ADD", {**event, "message_author_id": message["author"]["id"], "burst_colors": []}
 
     def guild_payload(self, guild_id: str) -> Json:
@@ -431,7 +434,7 @@ class Discord:
             **_GUILD_FIELDS,
             **self.guilds[guild_id],
             "afk_timeout": 300,
-            "roles": [everyone],
+            "roles": [everyone, *({**everyone, "id": one, "position": n} for n, one in enumerate(ROLES, 1))],
             "max_members": 500_000,
             "preferred_locale": "en-US",
             "premium_progress_bar_enabled": False,
@@ -439,7 +442,7 @@ class Discord:
             "large": False,
             "unavailable": False,
             "member_count": len(self.users),
-            "members": [member(user) for user in self.users.values()],
+            "members": [self.member(user) for user in self.users.values()],
             "channels": [channel for channel in mine if channel["type"] not in THREADS],
             "threads": [thread for thread in threads if not thread["thread_metadata"]["archived"]],
         }

@@ -1,10 +1,11 @@
 import sqlite3
+from dataclasses import replace
 
 from hermes_state import inbox, outbox
-from hermes_state.chats import ensure_chat, find_chat, find_chats_at, load_chat, move_chat
+from hermes_state.chats import ensure_chat, find_chat, find_chats_at, load_chat, meet_chat, move_chat
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
-from hermes_state.values import ChatId, ChatKind, Millis
+from hermes_state.values import ChatId, ChatKind, ChatScope, Millis
 from tests.hermes_state.rows import START, exchange, key_of, make_chat, receive, seen, start
 
 
@@ -30,6 +31,17 @@ def test_a_new_title_is_stored_and_a_missing_one_keeps_the_old(db: sqlite3.Conne
     assert load_chat(db, chat).title == "New"
     ensure_chat(db, key_of(), ChatKind.CHANNEL, None, START)
     assert load_chat(db, chat).kind is ChatKind.CHANNEL
+
+
+def test_the_scope_is_stored_with_roles_only_for_a_session_of_one_person(db: sqlite3.Connection) -> None:
+    scope = ChatScope(guild_ref="9", parent_ref="50", role_refs="72 71")
+    for key, stored in ((key_of(user_ref="1"), scope), (key_of(), replace(scope, role_refs=""))):
+        chat, _ = meet_chat(db, key, ChatKind.THREAD, None, START, scope)
+        assert load_chat(db, chat).scope == stored
+        assert meet_chat(db, key, ChatKind.THREAD, None, START) == (chat, None)
+        assert load_chat(db, chat).scope == stored, "an event without a scope does not change it"
+        meet_chat(db, key, ChatKind.THREAD, None, START, ChatScope(guild_ref="9"))
+        assert load_chat(db, chat).scope == ChatScope(guild_ref="9")
 
 
 def test_all_per_person_chats_of_a_place_are_found(db: sqlite3.Connection) -> None:

@@ -7,8 +7,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from hermes_state.errors import PlatformUnavailable
-from hermes_state.values import ChatKind
+from hermes_state.values import ChatKind, ChatScope
 from tests.clocks import TurnedClock
+from tests.fakes.discord_state import GUILD, ROLES
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness
 
@@ -58,11 +59,26 @@ async def test_history_and_gateway_give_a_message_the_same_event_ref(harness: Di
     await seen_once(harness)
     async with running(harness.adapter, forgetful):
         asked = await harness.message("first", channel="general", user_id=ALICE)
+        await harness.post("roles", {"user_id": BOB, "roles": [*ROLES]})
         await harness.message("second", channel="general", user_id=BOB, mention=True, reply_to=asked)
         live = (await forgetful.wait_for(3))[1:]  # a new harness.intake does not know earlier messages
     async with harness.running():
         missed = await harness.intake.wait_for(2)
     assert missed == live
+
+
+async def test_the_roles_of_each_person_who_addressed_the_bot_are_fetched_once(known: DiscordHarness) -> None:
+    await known.post("roles", {"user_id": BOB, "roles": [ROLES[0]]})
+    for number in range(3):
+        await known.message(f"asked {number}", channel="general", user_id=BOB, mention=True)
+        await known.message(f"said {number}", channel="general", user_id=ALICE)
+    await known.message("gone", channel="general", user_id="100000000000000009", mention=True)
+    await known.post("roles", {"user_id": "100000000000000009", "roles": None})
+    async with known.running():
+        missed = await known.intake.wait_for(7)
+    has_role, has_none = ChatScope(guild_ref=GUILD, role_refs=ROLES[0]), ChatScope(guild_ref=GUILD)
+    assert [event.scope for event in missed] == [has_role, has_none] * 3 + [has_none]
+    assert len(await known.calls(f"GET /guilds/.*/members/{BOB}")) == 1
 
 
 async def test_a_session_that_cannot_resume_is_caught_up(

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from hermes_state.errors import MessageRejected, PlatformUnavailable
-from hermes_state.values import AttachmentKind, ChatKind, EditEvent, InboundMessage, IncomingAttachment
+from hermes_state.values import AttachmentKind, ChatKind, ChatScope, EditEvent, InboundMessage, IncomingAttachment
 from platforms.discord.inbound import FileRef
+from tests.fakes.discord_state import GUILD, ROLES
 from tests.platforms.contract import request
 from tests.platforms.discord.harness import ALICE, BOB, BOT, GENERAL, DiscordHarness, chat
 
@@ -69,6 +70,16 @@ async def test_the_ping_of_another_bots_reply_is_not_a_mention(live: DiscordHarn
     assert not reply.is_addressed
     assert reply.sender.is_bot
     assert (await heard(live, f"<@{BOT}> hello", user_id=OTHER_BOT, is_bot=True)).is_addressed
+
+
+async def test_a_message_tells_its_server_its_parent_channel_and_the_roles_of_its_author(live: DiscordHarness) -> None:
+    low, high = ROLES
+    thread = await live.post("channel", {"channel": "general", "thread": "plans", "user_id": ALICE})
+    await live.post("roles", {"user_id": BOB, "roles": [low, high]})
+    scope = ChatScope(guild_ref=GUILD, parent_ref=GENERAL, role_refs=f"{high} {low}")
+    assert (await heard(live, "in here", channel_id=thread["id"], user_id=BOB)).scope == scope
+    assert (await heard(live, "out here", user_id=ALICE)).scope == ChatScope(guild_ref=GUILD)
+    assert (await heard(live, "in private", dm_user_id=ALICE)).scope is None
 
 
 async def test_a_thread_is_a_separate_chat(live: DiscordHarness) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from hermes_state.errors import SendAmbiguous
-from hermes_state.values import Button, ChatKind, InboundMessage, InputKind, OutboundPart
+from hermes_state.values import Button, ChatKind, ChatScope, InboundMessage, InputKind, OutboundPart
 from platforms.base import CommandAction, CommandOption, MenuCommand, OutboundFile, Preview, SendRequest
 from platforms.discord import slash
 from platforms.discord.outbound import NOT_PRIVATE
+from tests.fakes.discord_state import GUILD, ROLES
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness, chat
 
@@ -234,11 +235,13 @@ async def test_suggestions_match_the_typed_text(live: DiscordHarness) -> None:
     assert live.intake.messages == []
 
 
-async def test_a_slash_command_in_a_group_names_its_sender(live: DiscordHarness) -> None:
+async def test_a_slash_command_in_a_group_names_its_sender_and_their_roles(live: DiscordHarness) -> None:
+    await live.post("roles", {"user_id": BOB, "roles": [*ROLES]})
     await live.post("interaction", {"name": "help", "channel_id": GENERAL, "user_id": BOB})
     [command] = await live.intake.wait_for(1)
     assert (command.text, command.chat, command.sender.id) == ("/help", chat(GENERAL), BOB)
     assert command.chat_kind is ChatKind.GROUP
+    assert command.scope == ChatScope(guild_ref=GUILD, role_refs=f"{ROLES[1]} {ROLES[0]}")
 
 
 async def test_a_command_is_acknowledged_at_once_even_while_the_database_waits(live: DiscordHarness) -> None:
