@@ -108,9 +108,11 @@ class AccessControl:
         """Return True if a person can change the conversation of a shared chat."""
         return self.is_admin(ref) or ref in self._live.config.access.moderators
 
-    def role_in(self, kind: ChatKind, person: UserRef) -> str:
-        """Return the name of a person's role for routes to agents: "" in a shared chat, where people differ."""
-        role = None if kind.is_shared else self.role_of(person)
+    def role_in(self, chat: ChatKey, kind: ChatKind, person: UserRef) -> str:
+        """Return the name of a person's role for routes to agents: "" in a shared session, where people differ."""
+        if chat.user_ref:
+            person = UserRef(f"{chat.platform}:{chat.user_ref}")
+        role = None if kind.is_shared and not chat.user_ref else self.role_of(person)
         is_moderator = role is UserRole.USER and person in self._live.config.access.moderators
         return "moderator" if is_moderator else "" if role is None else role.value
 

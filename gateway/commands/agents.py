@@ -71,9 +71,11 @@ def _reason(request: CommandRequest, state: AgentState) -> str:
 
 
 def _route(request: CommandRequest) -> AgentRoute | None:
-    role = request.context.access.role_in(request.chat.kind, request.row.sender_ref)
-    return route_for_chat(request.context.runtime.config.routes, request.chat.key, role)
+    chat = request.chat
+    role = request.context.access.role_in(chat.key, chat.kind, request.row.sender_ref)
+    return route_for_chat(request.context.runtime.config.routes, chat.key, chat.scope, role)
 
 
 def _routed(request: CommandRequest) -> RoutedAgent:
-    return request.context.lanes.routed_agent(request.chat.key, request.chat.kind, request.row.sender_ref)
+    chat = request.chat
+    return request.context.lanes.routed_agent(chat.key, chat.kind, chat.scope, request.row.sender_ref)

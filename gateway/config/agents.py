@@ -6,16 +6,16 @@ An agent is the top-level configuration with some keys replaced. A chat without 
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import BeforeValidator, SecretStr
+from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from gateway.config.blocks import BaseConfig, checked_block, did_you_mean
 from gateway.config.tool_settings import places_of
 from hermes_state.agents import UNNAMED
 from hermes_state.redaction import is_secret_name
 from hermes_state.setting_types import AnyCase, FrozenBlock, keyed, listed
-from hermes_state.values import ChatKey
+from hermes_state.values import ChatKey, ChatScope
 
 AGENT_BLOCKS = ("tools", "memory", "compression", "hygiene", "context")
 """Blocks of the configuration that an agent can override."""
@@ -70,29 +70,48 @@ def _agents(value: object) -> Mapping[str, object]:
 Agents: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_agents)]
 
 
+def _guild(value: str) -> str:
+    if not re.fullmatch(r"\d*", value, re.ASCII):
+        raise ValueError("must be the id of a Discord server, a number that Discord shows with Copy Server ID")
+    return value
+
+
+def _role(value: str) -> str:
+    if value not in ("admin", "moderator", "user") and not re.fullmatch(r"\d*", value, re.ASCII):
+        raise ValueError(
+            "must be admin, moderator, user, or the id of a Discord role, a number that Discord shows with Copy Role ID"
+        )
+    return value
+
+
 class AgentRoute(BaseConfig):
     """Rule that selects an agent. Every key that is set must match."""
 
     agent: str
     chat: str = ""
     account: str = ""
-    role: Annotated[Literal["admin", "moderator", "user", ""], AnyCase] = ""
+    guild: Annotated[str, AfterValidator(_guild)] = ""
+    role: Annotated[str, AnyCase, AfterValidator(_role)] = ""
 
     @property
-    def selector(self) -> tuple[str, str, str]:
-        return self.chat, self.account, self.role
+    def selector(self) -> tuple[str, str, str, str]:
+        return self.chat, self.account, self.guild, self.role
+
+    @property
+    def has_discord_role(self) -> bool:
+        return self.role.isdigit()
 
     @property
     def text(self) -> str:
         """The route as text, such as `chat telegram:-100123, role admin`."""
-        named = zip(("chat", "account", "role"), self.selector, strict=True)
+        named = zip(("chat", "account", "guild", "role"), self.selector, strict=True)
         return ", ".join(f"{key} {value}" for key, value in named if value) or "all chats"
 
 
 def _routes(value: object) -> Sequence[AgentRoute]:
     rows = listed(value)
     if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
-        raise ValueError("must be a list of blocks with agent, and with chat, account or role")
+        raise ValueError("must be a list of blocks with agent, and with chat, account, guild or role")
     found = []
     for number, row in enumerate(rows, start=1):
         texts = {key: str(one) for key, one in row.items() if one is not None}
@@ -105,20 +124,25 @@ def _routes(value: object) -> Sequence[AgentRoute]:
 Routes: TypeAlias = Annotated[tuple[AgentRoute, ...], BeforeValidator(_routes)]
 
 
-def route_for_chat(routes: Sequence[AgentRoute], chat: ChatKey, role: str) -> AgentRoute | None:
+def route_for_chat(routes: Sequence[AgentRoute], chat: ChatKey, scope: ChatScope, role: str = "") -> AgentRoute | None:
     """Return the most specific route that matches, or None.
 
-    A topic is more specific than its chat, then come the platform, the account, and the role. `role` is the role of
-    the person who writes, or "" in a chat of several people.
+    A thread or topic is more specific than its channel or group. Then come the Discord role, the server, the account,
+    the platform, and the role in the gateway. `role` is that role of the person whose session it is, or "" if several
+    people share the session.
     """
-    places = [*places_of(chat)]
+    places = [*places_of(chat, scope.parent_ref)]
+    roles = [role, *reversed(scope.roles)] if chat.user_ref else [role]
 
     def matches(route: AgentRoute) -> bool:
-        return route.chat in ("", *places) and route.account in ("", chat.account) and route.role in ("", role)
+        is_there = route.chat in ("", *places) and route.account in ("", chat.account)
+        return is_there and route.guild in ("", scope.guild_ref) and route.role in ("", *roles)
 
-    def rank(route: AgentRoute) -> tuple[int, bool, bool]:
+    def rank(route: AgentRoute) -> tuple[int, int, bool, bool, int, bool]:
         place = len(places) - places.index(route.chat) if route.chat else 0
-        return place, bool(route.account), bool(route.role)
+        discord_role = roles.index(route.role) if route.has_discord_role else 0
+        chat_place = place if ":" in route.chat else 0
+        return chat_place, discord_role, bool(route.guild), bool(route.account), place, bool(route.role)
 
     return max(filter(matches, routes), key=rank, default=None)
 
@@ -126,11 +150,11 @@ def route_for_chat(routes: Sequence[AgentRoute], chat: ChatKey, role: str) -> Ag
 def route_problems(
     routes: Sequence[AgentRoute], agents: Mapping[str, object], accounts: Sequence[str], lines: Sequence[str]
 ) -> Iterator[str]:
-    """Yield a message for each route with an unknown agent or account, and for routes that match the same messages.
+    """Yield a message for each route with an unknown agent or account, or that never matches, and for equal routes.
 
     `lines` are the positions of the routes in the configuration.
     """
-    seen = defaultdict[tuple[str, str, str], list[str]](list)
+    seen = defaultdict[tuple[str, ...], list[str]](list)
     for route, line in zip(routes, lines, strict=True):
         known = (UNNAMED, *agents)
         if route.agent not in known:
@@ -139,13 +163,30 @@ def route_problems(
         if route.account and route.account not in accounts:
             meant = did_you_mean(route.account, accounts) or f"; accounts: {', '.join(accounts)}"
             yield f"{line}: routes: there is no account {route.account!r}{meant}"
+        elsewhere = next((name for name in (route.chat, route.account) if name and not name.startswith("discord")), "")
+        if elsewhere and (route.guild or route.has_discord_role):
+            what = f"guild {route.guild}" if route.guild else f"role {route.role}"
+            yield f"{line}: routes: {what} is on Discord and {elsewhere} is not, so nothing matches: remove one of them"
         seen[route.selector].append(line)
     for found in seen.values():
         if len(found) > 1:
             yield f"{found[0]} and {found[1]}: routes: both routes match the same messages: remove one of them"
 
 
-def unrouted(routes: Sequence[AgentRoute], agents: Mapping[str, object]) -> list[str]:
-    """Return the names of agents to which no route leads."""
+def route_notices(
+    routes: Sequence[AgentRoute], agents: Mapping[str, str], lines: Sequence[str], *, is_shared: bool
+) -> Iterator[str]:
+    """Yield a warning for each agent without a route, and for each route whose Discord role has no effect.
+
+    `agents` and `lines` are the positions of the agents and routes in the configuration. `is_shared` is False with
+    `sessions.groups: per_user`.
+    """
     routed = {UNNAMED, *(route.agent for route in routes)}
-    return [name for name in agents if name not in routed]
+    for name, position in agents.items():
+        if name not in routed:
+            hint = "add a route, or choose the agent with /agent in a chat"
+            yield f"{position}: no route leads to the agent {name}: {hint}"
+    for route, line in zip(routes, lines, strict=True):
+        if is_shared and route.has_discord_role:
+            why = "because the people in a channel share one conversation"
+            yield f"{line}: routes: role {route.role} has no effect, {why}: set sessions.groups to per_user"

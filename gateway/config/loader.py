@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.accounts import Bot, has_first_token, idle_accounts
-from gateway.config.agents import OWN_KEYS, route_problems, unmasked, unrouted
+from gateway.config.agents import OWN_KEYS, route_notices, route_problems, unmasked
 from gateway.config.blocks import ConfigRejected, details_of, did_you_mean, field_choices, is_secret, problem
 from gateway.config.context_settings import SummaryModelConfig
 from gateway.config.fields import (
@@ -158,15 +158,13 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     warnings = (*warnings, *idle_accounts(config.telegram, config.discord))
     if not (config.bots or config.local.enabled):
         warnings = (*warnings, NOTHING_SERVED)
-    agents, problems = _checked_agents(config, chosen, file, state.home)
+    lines = [_position_of(("routes", f"[{number}]"), chosen, file) for number in range(1, len(config.routes) + 1)]
+    agents, problems = _checked_agents(config, chosen, file, state.home, lines)
     if problems:
         raise ConfigRejected(problems, warnings)
     where = {name: _position_of(("agents", name), chosen, file) for name in agents}
-    hint = "add a route, or choose the agent with /agent in a chat"
-    warnings = (
-        *warnings,
-        *(f"{where[one]}: no route leads to the agent {one}: {hint}" for one in unrouted(config.routes, agents)),
-    )
+    is_shared = config.sessions.groups == "shared"
+    warnings = (*warnings, *route_notices(config.routes, where, lines, is_shared=is_shared))
     return LoadedConfig(
         config=config,
         home=state.home,
@@ -178,10 +176,12 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
 
 
 def _checked_agents(
-    config: Config, chosen: Chosen, file: YamlFile, home: Path
+    config: Config, chosen: Chosen, file: YamlFile, home: Path, lines: Sequence[str]
 ) -> tuple[dict[str, AgentConfig], list[str]]:
-    """Return the configuration of every named agent, and a message for each problem in `agents` and `routes`."""
-    lines = [_position_of(("routes", f"[{number}]"), chosen, file) for number in range(1, len(config.routes) + 1)]
+    """Return the configuration of every named agent, and a message for each problem in `agents` and `routes`.
+
+    `lines` are the positions of the routes.
+    """
     bots: list[Bot] = [*config.telegram.all_bots, *config.discord.all_bots]
     accounts = [*(bot.account for bot in bots), "local"]
     found, problems = dict[str, AgentConfig](), list(route_problems(config.routes, config.agents, accounts, lines))

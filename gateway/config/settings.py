@@ -239,7 +239,8 @@ class Config(BaseConfig):
     """Agents by name. Each can have `persona`, `model`, `skills`, `shared_notes`, caps under `costs`, and the blocks
     `tools`, `memory`, `compression`, `hygiene` and `context`. For all other keys, the values of this file apply."""
     routes: Routes = setting((), default_text="none")
-    """Rules that select the agent of a chat: `agent` with `chat`, `account` or `role`. The most specific rule wins."""
+    """Rules that select the agent of a chat: `agent` with `chat`, `account`, `guild` or `role`. The most specific rule
+    wins."""
     telegram: TelegramConfig = Field(default_factory=TelegramConfig)
     discord: DiscordConfig = Field(default_factory=DiscordConfig)
     local: LocalSettings = Field(default_factory=LocalSettings)

@@ -75,8 +75,10 @@ class ToolsConfig(BaseConfig):
         return next((self.approval_on[place] for place in places_of(chat) if place in self.approval_on), self.approval)
 
 
-def places_of(chat: ChatKey) -> Iterator[str]:
+def places_of(chat: ChatKey, parent_ref: str = "") -> Iterator[str]:
     """Yield the names under which settings can refer to a chat, the most specific first.
+
+    `parent_ref` is the channel of a Discord thread.
 
     >>> list(places_of(ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="7")))
     ['telegram:-100/7', 'telegram:-100', 'telegram', 'telegram']
@@ -84,8 +86,8 @@ def places_of(chat: ChatKey) -> Iterator[str]:
     yield chat.name
     if chat.user_ref:
         yield chat.name.removesuffix(f"#{chat.user_ref}")
-    if chat.thread_ref:
-        yield f"{chat.account}:{chat.chat_ref}"
+    if chat.thread_ref or parent_ref:
+        yield f"{chat.account}:{parent_ref or chat.chat_ref}"
     yield chat.account
     yield chat.platform
 

@@ -315,7 +315,7 @@ class GatewayIntake:
             may_start=self.lanes.has_room(ahead) and not (message.attachments or message.expects_more),
             running_here=running.id if running is not None else None,
             shows_talk=message.chat_kind.is_shared and self.access.hears(message.chat),
-            routed=self.lanes.routed_agent(key, message.chat_kind, message.sender.ref),
+            routed=self.lanes.routed_agent(key, message.chat_kind, message.scope, message.sender.ref),
         )
         if parsed is None:
             waits = message.words_by is not None or (sessions.busy_mode == "steer" and message.attachments)

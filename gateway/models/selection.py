@@ -32,7 +32,7 @@ from hermes_state.agents import UNNAMED, RoutedAgent
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.network import NetworkSettings
 from hermes_state.text import closest
-from hermes_state.values import ChatKey, LineageId
+from hermes_state.values import ChatKey, ChatScope, LineageId
 
 _EXACT: Final = "="
 """Prefix of a stored choice that is a model name at the provider instead of a configured name."""
@@ -137,9 +137,9 @@ class Runtime:
         """False if this agent was removed from the configuration."""
         return self.name in self.live.loaded.agent_names
 
-    def routed_agent(self, chat: ChatKey, role: str) -> RoutedAgent:
-        """Return the agent that the routes select for a person with a role. The role is "" in a shared chat."""
-        route = route_for_chat(self.config.routes, chat, role)
+    def routed_agent(self, chat: ChatKey, scope: ChatScope, role: str) -> RoutedAgent:
+        """Return the agent that the routes select for a person with a role. The role is "" in a shared session."""
+        route = route_for_chat(self.config.routes, chat, scope, role)
         names = "|".join(self.live.loaded.agent_names)
         return RoutedAgent(name="" if route is None or route.agent == UNNAMED else route.agent, known=f"|{names}|")
 

@@ -32,7 +32,7 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, find_open_turn, find_unended, let_go, take_up
-from hermes_state.values import ChatId, ChatKey, ChatKind, Clock, InboxId, InputKind, Millis, TurnId, UserRef
+from hermes_state.values import ChatId, ChatKey, ChatKind, ChatScope, Clock, InboxId, InputKind, Millis, TurnId, UserRef
 
 log = structlog.get_logger()
 
@@ -266,9 +266,9 @@ class LaneRegistry:
         """Return True as long as this ownership is valid and lanes can open."""
         return ownership is self._ownership and not self._is_closing
 
-    def routed_agent(self, chat: ChatKey, kind: ChatKind, person: UserRef) -> RoutedAgent:
+    def routed_agent(self, chat: ChatKey, kind: ChatKind, scope: ChatScope | None, person: UserRef) -> RoutedAgent:
         """Return the agent that the routes select for a person in a chat."""
-        return self.runtime.routed_agent(chat, self.access.role_in(kind, person))
+        return self.runtime.routed_agent(chat, scope or ChatScope(), self.access.role_in(chat, kind, person))
 
     async def change_agent(self, chat_id: ChatId, routed: RoutedAgent) -> None:
         """Let the agent of the chat's next turn take over, and tell the context engine of the last agent."""
@@ -421,7 +421,7 @@ def _start_turn(
 
 
 def _load_work(
-    db: Connection, chat_id: ChatId, routed_of: Callable[[ChatKey, ChatKind, UserRef], RoutedAgent]
+    db: Connection, chat_id: ChatId, routed_of: Callable[[ChatKey, ChatKind, ChatScope, UserRef], RoutedAgent]
 ) -> tuple[RunningTurn | None, list[InboxRow], bool, RoutedAgent | None]:
     """Return the open turn, or else the waiting rows, and True if unbound document parts must be removed.
 
@@ -436,7 +436,7 @@ def _load_work(
     first, routed = next((row for row in waiting if row.kind is not InboxKind.NOTICE), None), None
     if first is not None and not first.asks_for_agent:
         chat = load_chat(db, chat_id)
-        routed = routed_of(chat.key, chat.kind, first.sender_ref)
+        routed = routed_of(chat.key, chat.kind, chat.scope, first.sender_ref)
         state = load_state(db, chat_id, routed)
         routed = None if state.next_agent == state.agent else routed
     return turn, waiting, has_remains, routed

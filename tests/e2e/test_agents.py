@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.e2e.protocols import conversation_of, prompt_of
 from tests.e2e.world import GROUP, World
+from tests.fakes.discord_state import ALICE, APPLICATION, BOB, GUILD, ROLES
 
 SAID = "the orchid code is 7719"
 """Words that one agent is told, and that no other may ever read."""
@@ -316,3 +317,74 @@ async def test_notes_about_people_are_shared_only_where_both_agents_say_so(world
     world.configure(shared.replace("  default: {shared_notes: true}\n", ""))
     await world.reload()
     await world.ask("/memory", "There are no notes yet")
+
+
+ON_DISCORD = f"""
+access: {{allow: ["discord:{ALICE}", "discord:{BOB}"]}}
+sessions: {{groups: per_user, max_turns: 1}}
+tools: {{approval: {{writes: allow}}}}
+agents: {{ops: , staff: , support: }}
+routes:
+  - {{guild: {GUILD}, agent: support}}
+  - {{role: {ROLES[1]}, agent: staff}}
+  - {{chat: "discord:300000000000000002", agent: ops}}
+"""
+
+
+async def test_servers_roles_and_channels_with_their_threads_lead_to_agents_also_after_a_kill(
+    discord_world: World,
+) -> None:
+    world = discord_world
+
+    async def say(user_id: str, content: str, **place: str) -> None:
+        where = place or {"channel": "general", "mention": True}
+        await world.dc.post("message", {"user_id": user_id, "content": content, **where})
+
+    async def answered(text: str) -> None:
+        assert await world.dc.get("sent", action="send|edit", match=text, wait=20, count=1), text
+
+    async def ready() -> None:
+        since = len(world.gateway.log_bytes())
+        await world.gateway.start()
+        await world.gateway.wait_for_log("discord running", since=since)
+
+    def agents() -> list[tuple[object, ...]]:
+        return world.query("SELECT agent FROM sessions ORDER BY id")
+
+    world.configure(ON_DISCORD)
+    for name in ("HERMES_ACCESS__ALLOW", "HERMES_ACCESS__ADMINS"):
+        del world.gateway.environ[name]
+    await world.dc.post("roles", {"user_id": BOB, "roles": [*ROLES]})
+    thread = await world.dc.post("channel", {"channel": "bots", "thread": "plans", "user_id": BOB})
+    await ready()
+    await say(ALICE, "one in the server")
+    await answered("one in the server")
+    await say(BOB, "/whoami")
+    await answered(f"Its server is `{GUILD}`. Your roles there: `{ROLES[1]}`, `{ROLES[0]}`.")
+    await say(BOB, "/agent")
+    await answered(f"Agent: default, from the next message on staff .route: role {ROLES[1]}")
+    await world.script_call("two of the staff", "schedule", action="add", cron="0 0 1 1 *", text="three by clock")
+    await say(BOB, "two of the staff")
+    await answered("Schedule 1 is set")
+    await say(ALICE, "four in private", dm_user_id=ALICE)
+    await answered("four in private")
+    await world.script(match="five is slow", hang=True, times=1)
+    await say(ALICE, "five is slow", dm_user_id=ALICE)
+    await world.asked(1, match="five is slow")
+    await say(BOB, f"<@{APPLICATION}> six in a thread", channel_id=thread["id"])
+    await world.until_rows("SELECT count(*) FROM inbox WHERE state = 'new'", (1,))
+    await world.gateway.kill()
+    await say(ALICE, f"<@{APPLICATION}> seven while it is down", channel_id=thread["id"])
+    await ready()
+    for text in ("six in a thread", "seven while it is down"):
+        await answered(text)
+    await say(BOB, "/schedule run 1")
+    await answered("three by clock")
+    assert agents() == [("support",), ("staff",), ("",), ("ops",), ("ops",)]
+    await world.dc.post("roles", {"user_id": BOB, "roles": [ROLES[0]]})
+    await say(BOB, "eight without the role")
+    await answered("The agent support answers here from now on")
+    await answered("eight without the role")
+    assert agents()[5:] == [("support",)]
+    await say(BOB, "/agent")
+    await answered(f"Agent: support .route: guild {GUILD}")

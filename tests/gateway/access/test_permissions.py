@@ -12,7 +12,7 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import LOCAL_OWNER, ChatKind, InboundMessage, Sender, UserRef
 from tests.gateway.helpers import ANN, BOSS, EVE, TestGateway, config_of, live_config, serving
-from tests.hermes_state.rows import START
+from tests.hermes_state.rows import START, key_of
 
 
 def access_of(store: Store, **access: object) -> AccessControl:
@@ -42,6 +42,15 @@ async def test_only_named_people_have_a_role(
     store: Store, access: Mapping[str, object], ref: UserRef, role: UserRole | None
 ) -> None:
     assert access_of(store, **access).role_of(ref) is role
+
+
+async def test_the_role_for_routes_is_that_of_the_person_whose_session_it_is(store: Store) -> None:
+    access = access_of(store)
+    group, boss = key_of("-7"), BOSS.ref.partition(":")[2]
+    assert access.role_in(key_of(boss), ChatKind.DIRECT, BOSS.ref) == "admin"
+    assert access.role_in(group, ChatKind.GROUP, BOSS.ref) == "", "people share the session"
+    assert access.role_in(replace(group, user_ref=boss), ChatKind.GROUP, LOCAL_OWNER) == "admin"
+    assert access.role_in(replace(group, user_ref=ANN.id), ChatKind.GROUP, LOCAL_OWNER) == "user"
 
 
 async def test_a_pairing_gives_access_until_it_is_revoked(store: Store) -> None:

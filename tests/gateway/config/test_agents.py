@@ -1,5 +1,7 @@
 """Agents and routes in the configuration: what an agent inherits, which route wins, and what is refused."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.agents import AgentRoute, route_for_chat
-from hermes_state.values import ChatKey
-
-TOPIC = ChatKey(platform="telegram", account="telegram/shop", chat_ref="-100", thread_ref="7")
+from hermes_state.values import ChatKey, ChatScope
 
 
 def loaded(home: Path, yaml: str) -> LoadedConfig:
@@ -89,6 +89,22 @@ routes: [{agent: ops, chat: discord}, {agent: desk, role: admin}]
         ),
         ("agents:\n  Ops:", "agents: 'Ops' cannot be the name of an agent: use at most 32 of the characters"),
         ("agents:\n  default: {persona: x}", "agents: default is the agent at the top level"),
+        (
+            "routes:\n  - {agent: default, guild: 9}\n  - {agent: default, guild: '9'}",
+            "file line 2 and file line 3: routes: both routes match the same messages: remove one of them",
+        ),
+        (
+            "routes:\n  - {agent: default, chat: 'telegram:7', guild: 9}",
+            "file line 2: routes: guild 9 is on Discord and telegram:7 is not, so nothing matches: remove one of them",
+        ),
+        (
+            "routes:\n  - {agent: default, guild: Lab}",
+            "routes: [1].guild: must be the id of a Discord server, a number",
+        ),
+        (
+            "routes:\n  - {agent: default, role: '@Staff'}",
+            "routes: [1].role: must be admin, moderator, user, or the id of a Discord role, a number",
+        ),
         ("routes:\n  - {chat: telegram}", "routes: [1].agent is missing: set it to the name of an agent"),
         ("routes:\n  - {agent: default, chats: x}", "routes: [1]: unknown key chats; did you mean chat?"),
     ],
@@ -121,37 +137,71 @@ def test_an_agent_without_a_route_is_a_warning_with_its_line(tmp_path: Path) -> 
     assert f"{tmp_path}/config.yaml line 3: no route leads to the agent idle: add a route" in found.warnings[-1]
 
 
+def test_a_discord_role_with_shared_sessions_is_a_warning_with_its_line(tmp_path: Path) -> None:
+    yaml = "local: {enabled: true}\nroutes:\n  - {agent: default, role: 71}\n"
+    said = f"{tmp_path}/config.yaml line 3: routes: role 71 has no effect, because the people in a channel share"
+    assert said in loaded(tmp_path, yaml).warnings[-1]
+    assert not any("role 71" in line for line in loaded(tmp_path, yaml + "sessions: {groups: per_user}\n").warnings)
+
+
 ORDER = [
-    ("telegram/shop:-100/7", "", ""),
-    ("telegram/shop:-100", "telegram/shop", "admin"),
-    ("telegram/shop:-100", "telegram/shop", ""),
-    ("telegram", "telegram/shop", ""),
-    ("telegram", "", ""),
-    ("", "telegram/shop", "admin"),
-    ("", "telegram/shop", ""),
-    ("", "", "admin"),
-    ("", "", ""),
+    ("discord/shop:55#42", "", "", ""),
+    ("discord/shop:55", "", "", ""),
+    ("discord/shop:50", "discord/shop", "9", "72"),
+    ("discord/shop:50", "", "", ""),
+    ("", "", "9", "72"),
+    ("", "", "", "72"),
+    ("discord/shop", "discord/shop", "9", "71"),
+    ("", "", "9", "admin"),
+    ("", "", "9", ""),
+    ("discord", "discord/shop", "", "admin"),
+    ("", "discord/shop", "", "admin"),
+    ("", "discord/shop", "", ""),
+    ("discord/shop", "", "", ""),
+    ("discord", "", "", ""),
+    ("", "", "", "admin"),
+    ("", "", "", ""),
 ]
-"""Chat, account and role of routes, the most specific first."""
+"""Chat, account, guild and role of routes, the most specific first, for a person in a thread of a Discord channel."""
+THREAD = ChatKey(platform="discord", account="discord/shop", chat_ref="55", user_ref="42")
+SCOPE = ChatScope(guild_ref="9", parent_ref="50", role_refs="72 71")
+
+
+def routes_of(selectors: Iterable[tuple[str, str, str, str]]) -> list[AgentRoute]:
+    return [AgentRoute(agent=str(n), chat=c, account=a, guild=g, role=r) for n, (c, a, g, r) in enumerate(selectors)]
 
 
 @pytest.mark.parametrize("place", range(len(ORDER)))
 def test_a_more_specific_route_wins(place: int) -> None:
-    routes = [AgentRoute(agent=str(n), chat=c, account=a, role=r) for n, (c, a, r) in enumerate(ORDER) if n >= place]
-    found = route_for_chat(routes[::-1], TOPIC, "admin")
+    found = route_for_chat(routes_of(ORDER[place:])[::-1], THREAD, SCOPE, "admin")
     assert found is not None
-    assert found.agent == str(place)
+    assert found.agent == "0"
 
 
-_words = st.sampled_from(["", "x", "telegram/shop:-100", "telegram", "telegram/shop:-100/7"])
+def test_roles_count_only_in_a_session_of_one_person() -> None:
+    routes = routes_of([("", "", "9", "72"), ("", "", "9", "")])
+    found = route_for_chat(routes, replace(THREAD, user_ref=""), SCOPE)
+    assert found is routes[1]
+
+
+def test_a_topic_is_more_specific_than_its_group() -> None:
+    topic = ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="7")
+    routes = routes_of([("telegram:-100", "", "", ""), ("telegram:-100/7", "", "", "")])
+    assert route_for_chat(routes, topic, ChatScope()) is routes[1]
+    assert route_for_chat(routes, replace(topic, thread_ref="8"), ChatScope()) is routes[0]
 
 
 @given(
     st.lists(
-        st.tuples(_words, st.sampled_from(["", "telegram/shop", "other"]), st.sampled_from(["", "admin", "user"])),
+        st.tuples(
+            st.sampled_from(["", "x", "discord/shop:50", "discord", "discord/shop:55"]),
+            st.sampled_from(["", "discord/shop", "other"]),
+            st.sampled_from(["", "9", "8"]),
+            st.sampled_from(["", "admin", "user", "71", "72", "73"]),
+        ),
         unique=True,
     )
 )
-def test_the_order_of_routes_does_not_matter(selectors: list[tuple[str, str, str]]) -> None:
-    routes = [AgentRoute.model_construct(agent="a", chat=c, account=a, role=r) for c, a, r in selectors]
-    assert route_for_chat(routes, TOPIC, "admin") == route_for_chat(routes[::-1], TOPIC, "admin")
+def test_the_order_of_routes_does_not_matter(selectors: list[tuple[str, str, str, str]]) -> None:
+    routes = routes_of(selectors)
+    assert route_for_chat(routes, THREAD, SCOPE, "admin") == route_for_chat(routes[::-1], THREAD, SCOPE, "admin")
