@@ -1,22 +1,33 @@
-"""`hermes-gateway config check | show | keys` and `plugins list`."""
+"""`hermes-gateway config …` and `plugins list`."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from difflib import unified_diff
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+import yaml
 
 from agent.model.protocols import missing_extra
 from gateway.cli.output import Json, echo, print_json, show, table
-from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
+from gateway.config import Config, ConfigRejected, LoadedConfig, load_config, process_environment
+from gateway.config.blocks import is_secret
 from gateway.config.docs import describe_settings, settings_markdown
-from gateway.config.fields import FIELDS
+from gateway.config.fields import FIELDS, needs_restart, variable_name
+from gateway.config.files import check_home, locate_home
+from gateway.config.loader import suggestion
+from gateway.config.schema import json_schema
+from gateway.config.writing import load_draft, migrated_files, new_files, read_text, saved_files, write_files
 from gateway.models.routes import missing_keys, routes_of_agents
-from gateway.operator.effective import effective_settings, setting_text
+from gateway.operator.effective import effective_settings, setting_text, shown_settings
+from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.engines.opening import missing_driver
 from hermes_state.errors import ConfigError
 from hermes_state.files import missing_client
+from hermes_state.redaction import redact
 
-config = typer.Typer(no_args_is_help=True, help="Check and show the configuration.", rich_markup_mode=None)
+config = typer.Typer(no_args_is_help=True, help="Check, show and change the configuration.", rich_markup_mode=None)
 
 
 @config.command()
@@ -78,6 +89,89 @@ def keys(
         for row in describe_settings():
             allowed = f", {row.allowed}" if row.allowed else ""
             echo(f"{row.key} (default {row.default}{allowed})\n    {row.text}")
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON Schema of config.yaml, with which editors complete and check keys."""
+    print_json(json_schema())
+
+
+@config.command("set")
+def set_value(
+    key: Annotated[str, typer.Argument(help="Key with dots, such as local.port.")],
+    value: Annotated[
+        str | None, typer.Argument(help="Value in YAML. '' removes the key. Without a value, the command asks for it.")
+    ] = None,
+) -> None:
+    """Change one setting in config.yaml; a secret is written to .env. Comments stay, and the old file is kept as .bak.
+
+    The command changes nothing if the new configuration would be invalid.
+    """
+    environ = process_environment()
+    home, path = locate_home(environ), tuple(key.split("."))
+    check_home(home)
+    if path not in FIELDS:
+        raise ConfigError(f"unknown key {key}{suggestion(path)}")
+    is_hidden, variable = is_secret(FIELDS[path]), variable_name(path)
+    text: str = typer.prompt(f"Value of {key}", hide_input=is_hidden, err=True) if value is None else value
+    try:
+        written = text if is_hidden or FIELDS[path].annotation in (str, str | None) else yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}: the value is not valid YAML; quote it, such as '\"a: b\"'") from error
+    files = new_files(home, {variable: "" if written is None else written}, keeps=True)
+    loaded = load_draft(environ, home, files)
+    if (source := loaded.sources[key]) in (variable, f"credential {variable}"):
+        raise ConfigError(f"{source} overrides {key} in the files: change it there")
+    write_files(home, files)
+    when = "the next start" if needs_restart(path) else "a reload (`/reload` or SIGHUP)"
+    name = ".env" if is_hidden else "config.yaml"
+    echo(f"{'Set' if text else 'Removed'} {key} in {home / name}. A running gateway uses it after {when}.")
+
+
+@config.command()
+def diff(as_json: Json = False) -> None:
+    """Compare the files with the running gateway, or with the defaults if none is running."""
+    loaded = load_config(process_environment())
+    try:
+        before, column = ask(loaded.control_socket, "settings"), "RUNNING"
+    except DaemonNotRunningError:
+        before, column = shown_settings(Config()), "DEFAULT"
+    changed = {key: value for key, value in shown_settings(loaded.config).items() if value != before[key]}
+    rows = [
+        {"key": key, "before": before[key], "after": value, "source": loaded.sources[key]}
+        for key, value in changed.items()
+    ]
+    cells = [(row["key"], setting_text(row["before"]), setting_text(row["after"]), row["source"]) for row in rows]
+    lines = table(("SETTING", column, "FILES", "FROM"), cells) if rows else ["There are no differences."]
+    show(rows, lines, as_json=as_json)
+
+
+@config.command()
+def migrate(
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Show the changes without writing them.")] = False,
+    is_undo: Annotated[bool, typer.Option("--rollback", help="Put the .bak files back.")] = False,
+) -> None:
+    """Replace keys of earlier versions in config.yaml and .env. The old files are kept as .bak."""
+    environ = process_environment()
+    home = locate_home(environ)
+    check_home(home)
+    files = saved_files(home) if is_undo else migrated_files(home)
+    changes = [line for name, text in files.items() for line in _changes(home / name, text)]
+    if not changes:
+        echo("Nothing to change.")
+        return
+    for line in changes:
+        echo(redact(line))
+    if is_dry:
+        return
+    load_draft(environ, home, files)
+    write_files(home, files)
+    echo(f"Saved in {home}. `hermes-gateway config migrate --rollback` puts the old files back.")
+
+
+def _changes(path: Path, new: str) -> Iterator[str]:
+    return unified_diff(read_text(path).splitlines(), new.splitlines(), str(path), f"{path} (new)", lineterm="")
 
 
 def _warning_lines(loaded: LoadedConfig) -> list[str]:

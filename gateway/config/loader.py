@@ -407,10 +407,10 @@ def _unknown_keys(file: YamlFile) -> Iterator[tuple[KeyPath, str]]:
                 inner = ", ".join(dotted(known) for known in FIELDS if known[: len(key)] == key)
                 yield key, f"{file.position(key)}: {dotted(key)} is a block, not a value: set one of its keys ({inner})"
         elif key not in FIELDS and key not in OLD_KEYS and not (key in OLD_BLOCKS and value is None):
-            yield key, f"{file.position(key)}: unknown key {dotted(key)}{_suggestion(key)}"
+            yield key, f"{file.position(key)}: unknown key {dotted(key)}{suggestion(key)}"
 
 
-def _suggestion(key: KeyPath) -> str:
+def suggestion(key: KeyPath) -> str:
     """Suggest the most similar key, preferably in the same block. If none is similar, list all keys of the block."""
     known = (*FIELDS, *sorted(BLOCKS))
     for other, field in FIELDS.items():

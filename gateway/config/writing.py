@@ -1,15 +1,23 @@
-"""Write `config.yaml` and `.env`, for `hermes-gateway init` and for the set-up page of the web chat."""
+"""Change `config.yaml` and `.env`: for `init`, `config set`, `config migrate` and the pages of the web chat.
+
+Comments, order and quotes of an existing file stay as they are.
+"""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 from dotenv.parser import parse_stream
 
-from gateway.config.files import prepare_home, read_yaml
+from gateway.config.blocks import is_secret
+from gateway.config.fields import FIELDS, VARIABLES, dotted, variable_name
+from gateway.config.files import KeyPath, prepare_home, read_env_file, read_yaml
+from gateway.config.loader import LoadedConfig, load_config
+from gateway.config.old_keys import OLD_KEYS, WITH_BLOCKS, carried
 from hermes_state.errors import ConfigError
 
 TELEGRAM_TOKEN = "HERMES_TELEGRAM__TOKEN"
@@ -20,41 +28,60 @@ MODEL_PROTOCOL = "HERMES_MODEL__PROTOCOL"
 MODEL_BASE_URL = "HERMES_MODEL__BASE_URL"
 ADMINS = "HERMES_ACCESS__ADMINS"
 
-SECRETS = (TELEGRAM_TOKEN, DISCORD_TOKEN, MODEL_KEY)
+SECRETS = tuple(name for name, key in VARIABLES.items() if is_secret(FIELDS[key]))
 """Variables that are written to `.env`. All others are written to `config.yaml`."""
 
-_KEYS = {
-    MODEL_NAME: ("model", "name"),
-    MODEL_PROTOCOL: ("model", "protocol"),
-    MODEL_BASE_URL: ("model", "base_url"),
-    ADMINS: ("access", "admins"),
-}
-_MARK = "# Written by "
-_HEADER = f"{_MARK}hermes-gateway. All settings: `hermes-gateway config keys`.\n"
+_HEADER = "# Written by hermes-gateway. All settings: `hermes-gateway config keys`.\n"
 
 
-def new_files(home: Path, answers: Mapping[str, str], *, keeps: bool = False) -> Mapping[str, str]:
+def new_files(home: Path, answers: Mapping[str, Any], *, keeps: bool = False) -> Mapping[str, str]:
     """Return new contents of `config.yaml` and `.env`.
 
     `answers` maps variables to values, or to an empty string to remove one. If `keeps` is True, all other values in the
-    existing files are kept. Raises `ConfigError` if that would change a `config.yaml` that a person wrote, because its
-    comments would be lost.
+    existing files are kept. Raises `ConfigError` if a file cannot be read, or has no place for a value.
     """
     config = home / "config.yaml"
-    written, env = (_text(config), _text(home / ".env")) if keeps else ("", "")
-    old = read_yaml(config).values if keeps else {}
-    settings = _changed(old, answers)
-    text = _HEADER + (yaml.safe_dump(settings, sort_keys=False) if settings else "")
-    if written and settings == old:
-        text = written
-    elif written and not written.startswith(_MARK):
-        raise ConfigError(
-            f"{config}: this file was written by hand, so it was not changed; set the keys of `model` there"
-        )
+    text, env = (read_text(config), read_text(home / ".env")) if keeps else ("", "")
+    plain = {VARIABLES[name]: value for name, value in answers.items() if name not in SECRETS}
+    if admins := plain.get(VARIABLES[ADMINS]):
+        plain[VARIABLES[ADMINS]] = [part.strip() for part in admins.split(",")] if isinstance(admins, str) else admins
     # Values are quoted, so that variables in them are not expanded.
-    escaped = {name: answers[name].replace("\\", "\\\\").replace("'", "\\'") for name in SECRETS if answers.get(name)}
+    escaped = {
+        name: str(answers[name]).replace("\\", "\\\\").replace("'", "\\'") for name in SECRETS if answers.get(name)
+    }
     lines = "".join(f"{name}='{value}'\n" for name, value in escaped.items())
-    return {"config.yaml": text, ".env": _without(env, answers) + lines}
+    return {"config.yaml": _edited(config, text, plain), ".env": _without(env, answers) + lines}
+
+
+def migrated_files(home: Path) -> Mapping[str, str]:
+    """Return the contents of the files without keys of earlier versions. Their values stay under the new keys.
+
+    Raises `ConfigError` if a file cannot be read.
+    """
+    config = home / "config.yaml"
+    file, (variables, _) = read_yaml(config), read_env_file(home / ".env")
+    names = {variable_name(key): key for key in OLD_KEYS}
+    old = {key: (value, "") for key in OLD_KEYS if (value := _value_at(file.values, key)) is not None}
+    old |= {names[name]: (value, "") for name, value in variables.items() if name in names}
+    new = {key: value for key, (value, _) in carried(old, _value_at(file.values, ("model", "aliases")) or {}).items()}
+    new = {key: value for key, value in new.items() if _value_at(file.values, key) is None}
+    inner = (key for outer in WITH_BLOCKS for key in _old_inner_keys(file.values, outer))
+    removed = dict.fromkeys([*old, *inner], "")
+    return {
+        "config.yaml": _edited(config, read_text(config), removed | new),
+        ".env": _without(read_text(home / ".env"), [name for name in variables if name in names]),
+    }
+
+
+def load_draft(environ: Mapping[str, str], home: Path, files: Mapping[str, str]) -> LoadedConfig:
+    """Return the configuration that would result from writing `files`. Raises `ConfigError` if it is invalid."""
+    prepare_home(home)
+    with TemporaryDirectory(prefix="draft-", dir=home) as folder:
+        write_files(Path(folder), files)
+        try:
+            return load_config({**environ, "HERMES_HOME": folder})
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(folder, str(home))) from error
 
 
 def write_files(home: Path, files: Mapping[str, str]) -> None:
@@ -82,28 +109,129 @@ def replace_file(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _changed(settings: Mapping[str, Any], answers: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the settings with the answers added. Blocks that become empty are left out."""
-    changed = dict(settings)
-    for variable, (block, key) in _KEYS.items():
-        if variable in answers:
-            text = answers[variable]
-            value = [part.strip() for part in text.split(",") if part.strip()] if variable == ADMINS else text
-            values = {**(changed.get(block) or {}), key: value}
-            if not value:
-                del values[key]
-            changed[block] = values
-    return {name: value for name, value in changed.items() if value or name not in ("model", "access")}
+def _edited(path: Path, text: str, values: Mapping[KeyPath, Any]) -> str:
+    """Return YAML text with some values set, or removed if they are empty. Blocks that become empty are removed.
+
+    Only the lines of these keys change. Raises `ConfigError` for a file whose form makes this impossible.
+    """
+    text = text or _HEADER
+    for key, value in values.items():
+        try:
+            expected = _with_value(yaml.safe_load(text) or {}, key, value)
+            text = _with_lines(text, key, value)
+            is_right = (yaml.safe_load(text) or {}) == expected
+        except (yaml.YAMLError, TypeError, ValueError):
+            is_right = False
+        if not is_right:
+            raise ConfigError(f"{path}: {dotted(key)} cannot be changed automatically in this file: edit it by hand")
+    return text
 
 
-def _without(text: str, answers: Mapping[str, str]) -> str:
+def _with_value(block: Any, key: KeyPath, value: Any) -> Any:
+    """Return nested values with one value set or removed."""
+    name, *below = key
+    if isinstance(block, list):
+        at = int(name)
+        return [*block[:at], _with_value(block[at], tuple(below), value), *block[at + 1 :]]
+    block = dict(block or {})
+    new = _with_value(block.get(name), tuple(below), value) if below else value
+    return {**block, name: new} if new not in ("", {}) else {one: held for one, held in block.items() if one != name}
+
+
+def _with_lines(text: str, key: KeyPath, value: Any) -> str:
+    """Return YAML text with one value set or removed. Raises `TypeError` if something on the way is not a block."""
+    names, blocks = list[yaml.Node](), [yaml.compose(text, yaml.SafeLoader) or yaml.MappingNode("", [])]
+    for name in key:
+        pairs = blocks[-1].value if isinstance(blocks[-1], yaml.MappingNode) else []
+        if isinstance(blocks[-1], yaml.SequenceNode):
+            pairs = [(yaml.ScalarNode("", str(at), one.start_mark), one) for at, one in enumerate(blocks[-1].value)]
+        if (pair := next((pair for pair in pairs if pair[0].value == name), None)) is None:
+            break
+        names.append(pair[0])
+        blocks.append(pair[1])
+        is_flow = isinstance(pair[1], yaml.CollectionNode) and pair[1].flow_style
+        if is_flow and (below := key[len(names) :]):  # such as {name: x}: write the whole block again
+            held = yaml.safe_load(text[pair[1].start_mark.index : pair[1].end_mark.index])
+            return _with_lines(text, key[: len(names)], _with_value(held, below, value))
+    if len(names) < len(key):
+        return _with_new_lines(text, key, value, names, blocks[-1]) if value != "" else text
+    if value not in ("", {}):
+        start, end = blocks[-1].start_mark.index, _end(blocks[-1], text)
+        colon = text.index(":", names[-1].end_mark.index) if start >= names[-1].end_mark.index else 0
+        is_inline = "\n" not in text[colon:start] and start > colon + 1
+        return text[: start if is_inline else colon + 1] + " " * (not is_inline) + _flow(value) + text[end:]
+    while len(names) > 1 and len(blocks[-2].value) == 1:
+        names.pop()
+        blocks.pop()
+    first = text.rfind("\n", 0, names[-1].start_mark.index) + 1
+    after = text.find("\n", _end(blocks[-1], text))
+    return text[:first] + (text[after + 1 :] if after >= 0 else "")
+
+
+def _with_new_lines(text: str, key: KeyPath, value: Any, names: Sequence[yaml.Node], block: yaml.Node) -> str:
+    """Return YAML text with a new key, whose blocks `names` exist already: first in its block, or last in the file."""
+    column, at = 0, len(text)
+    if names:
+        is_filled = isinstance(block, yaml.MappingNode)
+        if not is_filled and block.tag != "tag:yaml.org,2002:null":
+            raise TypeError
+        column = block.value[0][0].start_mark.column if is_filled else names[-1].start_mark.column + 2
+        at = text.find("\n", names[-1].end_mark.index) + 1 or len(text)
+    *outer, last = key[len(names) :]
+    lines = [*(f"{name}:" for name in outer), f"{last}: {_flow(value)}"]
+    new = "".join(f"{' ' * (column + 2 * depth)}{line}\n" for depth, line in enumerate(lines))
+    return text[:at] + "\n" * (at > 0 and text[at - 1] != "\n") + new + text[at:]
+
+
+def _end(node: yaml.Node, text: str) -> int:
+    """Return the index of the end of a value, without the comments and empty lines below it."""
+    if node.value and isinstance(node, yaml.CollectionNode) and not node.flow_style:
+        last = node.value[-1]
+        return _end(last[1] if isinstance(last, tuple) else last, text)
+    return len(text[: node.end_mark.index].rstrip()) if node.value else node.end_mark.index
+
+
+def _flow(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _value_at(values: Mapping[str, Any], key: KeyPath) -> Any:
+    """Return the value of a key in nested blocks, or None."""
+    value: Any = values
+    for name in key:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _old_inner_keys(values: Mapping[str, Any], outer: KeyPath) -> Iterator[KeyPath]:
+    """Yield the paths of old keys in the blocks below `outer`, which are the items of a block or of a list."""
+    found = _value_at(values, outer)
+    for name, block in (
+        found.items() if isinstance(found, Mapping) else enumerate(found if isinstance(found, list) else [])
+    ):
+        if isinstance(block, Mapping):
+            yield from ((*outer, str(name), key) for key in block if (outer[0], key) in OLD_KEYS)
+
+
+def _without(text: str, answers: Collection[str]) -> str:
     """Return the text of an `.env` file without the variables in `answers`. Comments are kept."""
     bindings = list(parse_stream(StringIO(text)))
     kept = "".join(one.original.string for one in bindings if one.key is None or one.key not in answers)
     return kept if not kept or kept.endswith("\n") else kept + "\n"
 
 
-def _text(path: Path) -> str:
+def saved_files(home: Path) -> Mapping[str, str]:
+    """Return the contents of the `.bak` files. Raises `ConfigError` if there is none."""
+    found = {name: home / f"{name}.bak" for name in ("config.yaml", ".env") if (home / f"{name}.bak").exists()}
+    if not found:
+        raise ConfigError(f"{home}: there is no config.yaml.bak or .env.bak to put back")
+    return {name: read_text(path) for name, path in found.items()}
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, or an empty text if it does not exist. Raises `ConfigError` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

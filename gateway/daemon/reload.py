@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import structlog
 
@@ -21,7 +19,7 @@ from gateway.config import (
 )
 from gateway.config.fields import VARIABLES, dotted
 from gateway.config.settings import Config
-from gateway.config.writing import new_files, write_files
+from gateway.config.writing import load_draft, new_files, write_files
 from gateway.daemon.agent import AgentMaker, agent_inputs
 from gateway.daemon.tools import BuiltInTools
 from gateway.logs import update_logging
@@ -68,12 +66,7 @@ class Reloader:
         if not answers:
             return load_config(self.environ)
         home = self.live.loaded.home
-        with TemporaryDirectory(prefix="setup-", dir=home) as folder:
-            write_files(Path(folder), new_files(home, answers, keeps=True))
-            try:
-                loaded = load_config({**self.environ, "HERMES_HOME": folder})
-            except ConfigError as error:
-                raise ConfigError(str(error).replace(folder, str(home))) from error
+        loaded = load_draft(self.environ, home, new_files(home, answers, keeps=True))
         for variable in answers:
             source = loaded.sources[dotted(VARIABLES[variable])]
             if source in (variable, f"credential {variable}"):

@@ -10,14 +10,20 @@ from agent.model.catalog import SizeSource
 from gateway.config import LoadedConfig
 from gateway.config.blocks import fields_of, is_block
 from gateway.config.fields import DEFAULT_SOURCE, dotted, values_of
+from gateway.config.settings import Config
 from gateway.models.routes import capacity_in, window_from
 from hermes_state.redaction import MARK, redact
 
 
 def effective_settings(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:  # `Any`: JSON
     """Return the value and the source of every setting, by key."""
-    rows = {dotted(key): (_shown(value), loaded.sources[dotted(key)]) for key, value in values_of(loaded.config)}
+    rows = {key: (value, loaded.sources[key]) for key, value in shown_settings(loaded.config).items()}
     return rows | _sizes(loaded)
+
+
+def shown_settings(config: Config) -> dict[str, Any]:
+    """Return the configured value or the default of every setting, by key."""
+    return {dotted(key): _shown(value) for key, value in values_of(config)}
 
 
 def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:

@@ -21,6 +21,7 @@ from gateway.models.selection import Runtime
 from gateway.operator import checks
 from gateway.operator.browsers import browser_rows, served_elsewhere
 from gateway.operator.checks import CheckResult, CheckStatus, failed, fine, warning
+from gateway.operator.effective import shown_settings
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up, tool_row
 from gateway.operator.socket import Handler
 from gateway.operator.spending import report
@@ -63,6 +64,7 @@ class OperatorHandler:
     def handlers(self) -> Mapping[str, Handler]:
         return {
             "status": self.status,
+            "settings": self.list_settings,
             "pair.list": lambda _: self.store.read(load_pairing_rows, self.clock.now()),
             "pair.approve": self.approve,
             "pair.revoke": self.revoke,
@@ -92,6 +94,9 @@ class OperatorHandler:
             "mcp": {one.name: {"state": one.state.value, "error": one.error} for one in self.servers.statuses()},
             "not_stored": {result.value: count for result, count in counts if result is not AccessResult.ADMITTED},
         }
+
+    async def list_settings(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
+        return shown_settings(self.loaded().config)
 
     def _agents(self) -> Mapping[str, str]:
         """Return the model of each named agent."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import typer
 import yaml
@@ -23,6 +24,7 @@ from gateway.config.docs import settings_markdown
 from gateway.config.fields import FIELDS, variable_name
 from gateway.config.loader import NO_SETTINGS
 from gateway.config.old_keys import OLD_KEYS
+from gateway.config.schema import json_schema
 from gateway.config.settings import Config
 from gateway.models.routes import window_of
 from gateway.operator.doctor import STOP_MARGIN_SECONDS, stop_timeout_seconds
@@ -143,6 +145,7 @@ def test_blocks_of_settings_pass_config_check(
     done = CliRunner().invoke(app, ["config", "check"], env={"HERMES_HOME": str(tmp_path)})
     assert done.exit_code == 0, done.exception
     assert "warning" not in done.output
+    jsonschema.validate(yaml.safe_load(settings), json_schema())
     if name == MODEL_GUIDE and variables:
         assert load_config({"HERMES_HOME": str(tmp_path)}).config.model.api_key is not None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import load_config
+from gateway.config.fields import variable_name
 from gateway.config.writing import (
     ADMINS,
     MODEL_BASE_URL,
@@ -13,7 +14,9 @@ from gateway.config.writing import (
     MODEL_NAME,
     MODEL_PROTOCOL,
     TELEGRAM_TOKEN,
+    migrated_files,
     new_files,
+    saved_files,
     write_files,
 )
 from hermes_state.errors import ConfigError
@@ -43,11 +46,85 @@ def test_comments_and_other_variables_of_env_stay(tmp_path: Path) -> None:
     assert (tmp_path / ".env").read_text() == f"# mine\nOTHER=1\n\n# more\nexport LAST=2\n{TELEGRAM_TOKEN}='123:NEW'\n"
 
 
-def test_a_file_that_a_person_wrote_is_not_rewritten(tmp_path: Path) -> None:
-    text = "# my notes\nmodel:\n  context_length: 9000\n"
+HAND_WRITTEN = """\
+# My gateway
+model:
+    # the main model
+    name: "qwen3:8b"   # local
+
+# who may talk
+access:
+  admins:
+    - telegram:42   # me
+
+    # nobody else
+compression: {threshold: 0.4}   # early
+"""
+"""A file with comments and indentations that a program would write differently."""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "before", "after"),
+    [
+        ("model.name", "on", '"qwen3:8b"', "'on'"),
+        ("model.base_url", "http://x/v1", "    # the main", "    base_url: http://x/v1\n    # the main"),
+        ("model.name", "", 'model:\n    # the main model\n    name: "qwen3:8b"   # local\n', ""),
+        ("access.admins", ["discord:7"], "\n    - telegram:42 ", " ['discord:7'] "),
+        ("access.admins", "", "access:\n  admins:\n    - telegram:42   # me\n", ""),
+        ("compression.threshold", 0.3, "0.4", "0.3"),
+        ("compression.mode", "blocking", "0.4", "0.4, mode: blocking"),
+        ("compression.threshold", "", "compression: {threshold: 0.4}   # early\n", ""),
+        ("telegram.webhook.port", 8443, "   # early\n", "   # early\ntelegram:\n  webhook:\n    port: 8443\n"),
+    ],
+)
+def test_only_the_lines_of_a_changed_key_change(
+    key: str, value: object, before: str, after: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text(HAND_WRITTEN)
+    assert HAND_WRITTEN.count(before) == 1
+    files = new_files(tmp_path, {variable_name(tuple(key.split("."))): value}, keeps=True)
+    assert files["config.yaml"] == HAND_WRITTEN.replace(before, after)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "# Written by hermes-gateway. All settings: `hermes-gateway config keys`.\nlocal:\n  port: 9\n"),
+        ("# mine", "# mine\nlocal:\n  port: 9\n"),
+        ("local:\nmodel: {name: m}", "local:\n  port: 9\nmodel: {name: m}"),
+        ("local: {}\n", "local: {port: 9}\n"),
+        ("local: {port: 9}", "local: {port: 9}"),
+        ("{local: {port: 1}}", "{local: {port: 9}}"),
+        ("a: &a {port: 1}\nlocal: *a\n", "edit it by hand"),
+        ("local: [port]\n", "edit it by hand"),
+    ],
+)
+def test_forms_of_a_file(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="this file was written by hand"):
-        save(tmp_path, **{MODEL_NAME: "m"})
-    save(tmp_path, **{TELEGRAM_TOKEN: "123:TOKEN"})
+    try:
+        found = new_files(tmp_path, {"HERMES_LOCAL__PORT": 9}, keeps=True)["config.yaml"]
+    except ConfigError as error:
+        found = str(error)
+        assert f"{tmp_path / 'config.yaml'}: local.port" in found
+    assert found.endswith(expected)
     assert (tmp_path / "config.yaml").read_text() == text
-    assert "123:TOKEN" in (tmp_path / ".env").read_text()
+
+
+def test_keys_of_earlier_versions_are_replaced(tmp_path: Path) -> None:
+    old = """\
+compression:
+  summary_model: small   # cheap
+  prune_style: stub
+  models:
+    "gpt*": {prune_style: stub, threshold: 0.4}
+"""
+    (tmp_path / "config.yaml").write_text(old)
+    (tmp_path / ".env").write_text("HERMES_AUXILIARY__TITLE__MODE=off\nOTHER=1\n")
+    before = load_config({"HERMES_HOME": str(tmp_path)})
+    write_files(tmp_path, migrated_files(tmp_path))
+    after = load_config({"HERMES_HOME": str(tmp_path)})
+    assert (after.config, after.warnings) == (before.config, ())
+    assert (tmp_path / ".env").read_text() == "OTHER=1\n"
+    assert migrated_files(tmp_path) == {name: (tmp_path / name).read_text() for name in ("config.yaml", ".env")}
+    write_files(tmp_path, saved_files(tmp_path))
+    assert (tmp_path / "config.yaml").read_text() == old

@@ -1,0 +1,90 @@
+"""Commands that change the configuration: `config set`, `config diff` and `config migrate`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config import load_config
+from gateway.operator.effective import shown_settings
+from gateway.operator.socket import serve_control
+from hermes_state.errors import ConfigError
+from tests.gateway.cli.test_cli import threaded
+from tests.gateway.command_line import answering
+from tests.gateway.helpers import Run
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "config.yaml").write_text("# mine\nlocal: {port: 9000}\n")
+    return home
+
+
+def test_a_valid_value_is_written_and_a_secret_goes_to_the_other_file(run: Run, home: Path) -> None:
+    done = run("config", "set", "local.port", "9001")
+    assert done.output == (
+        f"Set local.port in {home / 'config.yaml'}. A running gateway uses it after the next start.\n"
+    )
+    assert "a reload (`/reload` or SIGHUP)" in run("config", "set", "model.name", "on").output
+    assert f"in {home / '.env'}" in run("config", "set", "model.api_key", "sk-lab-key-1").output
+    config = load_config({"HERMES_HOME": str(home)}).config
+    assert (config.local.port, config.model.name, config.model.plain_key) == (9001, "on", "sk-lab-key-1")
+    assert (home / "config.yaml").read_text() == "# mine\nlocal: {port: 9001}\nmodel:\n  name: 'on'\n"
+    assert run("config", "set", "model.name", "").output.startswith("Removed model.name")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "variables", "words"),
+    [
+        ("local.prt", "1", {}, "unknown key local.prt; did you mean local.port?"),
+        ("local.port", "many", {}, "{home}/config.yaml line 2: local.port: must be a whole number"),
+        ("local.port", "[1", {}, "local.port: the value is not valid YAML"),
+        ("local.port", "9001", {"HERMES_LOCAL__PORT": "9002"}, "HERMES_LOCAL__PORT overrides local.port"),
+    ],
+)
+def test_an_invalid_change_is_refused_and_nothing_is_written(
+    run: Run, home: Path, key: str, value: str, variables: dict[str, str], words: str
+) -> None:
+    refused = run("config", "set", key, value, **variables)
+    assert isinstance(refused.exception, ConfigError)
+    assert words.format(home=home) in str(refused.exception)
+    assert {path.name: path.read_text() for path in home.iterdir() if path.is_file()} == {
+        "config.yaml": "# mine\nlocal: {port: 9000}\n"
+    }
+
+
+async def test_the_differences_from_a_running_gateway_and_from_the_defaults(run: Run, home: Path) -> None:
+    def keys(output: str) -> list[tuple[str, Any, Any]]:
+        return [(row["key"], row["before"], row["after"]) for row in json.loads(output)]
+
+    running = shown_settings(load_config({"HERMES_HOME": str(home)}).config)
+    assert keys(run("config", "diff", "--json").output) == [("local.port", 8765, 9000)]
+
+    async with serve_control(home / "control.sock", {"settings": answering(running)}):
+        assert (await threaded(run, "config", "diff")).output == "There are no differences.\n"
+        run("config", "set", "sessions.groups", "per_user")
+        found = (await threaded(run, "config", "diff", "--json")).output
+    assert keys(found) == [("sessions.groups", "shared", "per_user")]
+
+
+def test_a_migration_can_be_shown_and_taken_back(run: Run, home: Path) -> None:
+    old = "compression: {summary_model: small, prune_style: stub}\n"
+    (home / "config.yaml").write_text(old)
+    shown = run("config", "migrate", "--dry-run").output
+    assert "-compression: {summary_model: small, prune_style: stub}" in shown
+    assert "+    model: small" in shown
+    assert (home / "config.yaml").read_text() == old
+    run("config", "migrate")
+    assert run("config", "check").output.count("no longer a setting") == 0
+    assert run("config", "migrate").output == "Nothing to change.\n"
+    run("config", "migrate", "--rollback")
+    assert (home / "config.yaml").read_text() == old
+
+
+def test_the_schema_knows_every_block(run: Run) -> None:
+    schema = json.loads(run("config", "schema").output)
+    assert schema["properties"]["local"]["properties"]["port"]["maximum"] == 65_535
+    assert schema["properties"]["model"]["additionalProperties"] is False
