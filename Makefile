@@ -116,6 +116,11 @@ test-cluster-all: setup ## run all gateway and end-to-end tests on PostgreSQL; t
 		-m "$(PLAIN)" \
 		tests/gateway tests/platforms/local tests/e2e $(ARGS)
 
+test-image: ## build as the Dockerfile does, boot it with systemd and check the service; needs root
+	@for name in mmdebstrap systemd-nspawn; do command -v $$name >/dev/null || \
+		{ echo "$$name is needed; on Debian: apt install mmdebstrap systemd-container" >&2; exit 1; }; done
+	@sh docker/test.sh
+
 crash: setup ## kill the gateway at every kill point in turn; takes hours
 	@$(BIN)/python -m pytest -m crash $(ARGS)
 

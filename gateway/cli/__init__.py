@@ -26,6 +26,7 @@ COMMANDS = {
     "status": ("daemon", "Show the state of the gateway."),
     "url": ("daemon", "Print a new link to the web chat."),
     "doctor": ("daemon", "Check configuration, files, database, model and service."),
+    "service": ("service", "Install, remove and watch the systemd service."),
     "lineage": ("lookups", "Show the chain of sessions, oldest first."),
     "search": ("lookups", "Search all conversations."),
     "history": ("lookups", "Show the original messages of a chat or session."),

@@ -140,7 +140,7 @@ def test_the_unit_of_nodes_is_the_machine_s_but_for_names() -> None:
         "Environment=HERMES_HOME=%S/hermes-gateway/%i",
         "Environment=HERMES_CLUSTER__NAME=%H-%i",
     }
-    assert len(machine - node) == 3 + 4, "three settings and the comment at the top"
+    assert len(machine - node) == 3 + 3, "three settings and the comment at the top"
 
 
 def copied(name: str, folder: Path) -> Path:
