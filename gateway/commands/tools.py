@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import tzinfo
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from agent.tools.approvals import inline
 from agent.tools.mcp.settings import ServerState, ServerStatus
-from agent.tools.offers import OfferRegistry, Policy
+from agent.tools.offers import OfferRegistry, Policy, schema_tokens
 from agent.tools.registry import GENERAL_STEP, Step, Tool, parsed
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, page_buttons, say
 from gateway.operator.why import name_with_id
@@ -227,12 +227,18 @@ def _deny(
 async def mcp(request: CommandRequest) -> CommandResult:
     """List the MCP servers, their tools and their errors."""
     config, now = request.context.runtime.config.mcp, request.context.clock.now()
-    lines = [line for one in request.context.servers.statuses() for line in _server_lines(one, now, request.zone)]
+    access, chat = request.context.runtime.agent.offers.access, request.chat.key
+    lines = list[str]()
+    for one in request.context.servers.statuses():
+        policies = {access.policy(tool, chat) for tool in one.tools.values() if tool.effect is not ToolEffect.READ_ONLY}
+        lines += _server_lines(one, policies, now, request.zone)
     lines += [f"- **{name}**: disabled" for name, one in config.servers.items() if not one.enabled]
     return say("\n".join(lines) or "No MCP servers are configured (`mcp.servers`).")
 
 
-def _server_lines(status: ServerStatus, now: Millis, zone: tzinfo | None) -> Iterator[str]:
+def _server_lines(
+    status: ServerStatus, policies: Collection[Policy], now: Millis, zone: tzinfo | None
+) -> Iterator[str]:
     words = f"{status.state.value} since {format_time(status.since, zone)}"
     if status.state is ServerState.DOWN:
         words += f" ({inline(status.error or 'reason unknown')})"
@@ -240,7 +246,11 @@ def _server_lines(status: ServerStatus, now: Millis, zone: tzinfo | None) -> Ite
             words += f", next attempt in {max(0, status.next_try_at - now) // 1000} s"
     yield f"- **{status.name}**: {words}"
     if status.tools:
-        yield f"  - tools: {', '.join(f'`{name}` {_EFFECTS[effect]}' for name, effect in status.tools.items())}"
+        yield f"  - tools: {', '.join(f'`{name}` {_EFFECTS[tool.effect]}' for name, tool in status.tools.items())}"
+        cost = sum(map(schema_tokens, status.tools.values()))
+        yield f"  - size in a prompt, if all of them fit: about {cost:,} tokens"
+        words = " or ".join(sorted(_POLICIES[policy] for policy in policies))
+        yield f"  - a call {words or 'needs no approval'}{', unless it only reads' if words else ''}"
     for what, names in (("resource", status.catalog.resources), ("prompt", status.catalog.prompts)):
         if names:
             more = ", …" if len(names) > 20 else ""

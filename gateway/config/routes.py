@@ -81,7 +81,7 @@ class ApiConfig(BaseConfig):
         default_text="the space left by the prompt, at most 32000 or the model's own limit, whichever is lower",
     )
     """Maximum length of an answer. The gateway reserves this many tokens of the context window. If the key is not set,
-    the gateway reserves a quarter of the window up to 4096 tokens, or an eighth up to 8192 tokens if that is more."""
+    the gateway reserves a quarter of a small window or an eighth of a large one, at most 8192 tokens."""
     images: bool | Literal["auto"] = "auto"
     """Send images to the model. `auto` decides by the model's name."""
     streaming: bool = True

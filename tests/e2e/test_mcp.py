@@ -120,6 +120,12 @@ async def test_results_of_every_kind_reach_the_model(world: World) -> None:
     assert '"high":12' in (await call(world, "harbour__tides", word="tide")).replace(" ", "")
     assert "the harbour is closed" in await call(world, "harbour__refuse", word="fail")
     assert "declined" in await call(world, "harbour__ask_back", word="back")
+    assert "a map" in await call(world, "harbour__read_resource", {"uri": "harbour://map"}, word="map")
+    assert "Unknown resource" in await call(world, "harbour__read_resource", {"uri": "harbour://x"}, word="none")
+    greeting = await call(
+        world, "harbour__get_prompt", {"name": "greeting", "arguments": {"name": "Ann"}}, word="greet"
+    )
+    assert "user:\nAhoy Ann" in greeting
 
 
 async def test_a_server_is_given_none_of_the_gateways_variables_and_no_secret_of_its_own_is_shown(

@@ -19,7 +19,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types.methods import parse_server_result
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from python_socks import ProxyError as SocksError
 from python_socks.async_.anyio.v2 import Proxy as SocksProxy
 
@@ -32,7 +32,8 @@ from hermes_state.errors import ToolError
 from hermes_state.network import Proxy
 from hermes_state.setting_types import plain_texts
 
-T = TypeVar("T")
+T = TypeVar("T", bound=BaseModel)
+Item = TypeVar("Item")
 
 START_SECONDS: Final = 60.0
 """Time limit for each response while connecting, in seconds. Some servers download their program first."""
@@ -57,23 +58,36 @@ class Connection:
         for field, ask, most, kept, seconds in (
             ("tools", session.list_tools, 500, _remote_tool, START_SECONDS),
             ("resources", session.list_resources, 1_000, lambda one: clean_text(one.uri, 200), NAMES_SECONDS),
-            ("prompts", session.list_prompts, 1_000, lambda one: clean_text(one.name, 64), NAMES_SECONDS),
+            ("prompts", session.list_prompts, 1_000, _prompt_text, NAMES_SECONDS),
         ):
             if getattr(has, field) is not None:
                 lists[field], more = await _pages(ask, field, most, kept, seconds)
                 faults += more
             yield ServerCatalog(**lists, faults=faults)
 
-    async def call(self, tool: str, arguments: dict[str, Any]) -> RemoteResult:
-        """Call a tool. Cancelling the caller also cancels the call on the server.
+    async def call(self, tool: RemoteTool, arguments: dict[str, Any]) -> RemoteResult:
+        """Call a tool, or read a resource or a prompt. Cancelling the caller also cancels the call on the server.
 
         Raises `ToolError` if the call fails or takes too long.
         """
-        params = types.CallToolRequestParams(name=tool, arguments=arguments)
-        try:  # `call_tool` would check the result with the server's own patterns, which can be very slow
-            result = await self._session.send_request(
-                types.CallToolRequest(params=params), types.CallToolResult, self._settings.seconds
-            )
+        if tool.reads == "resource":
+            ask = types.ReadResourceRequest(params=types.ReadResourceRequestParams(uri=str(arguments.get("uri"))))
+            parts = (await self._ask(ask, types.ReadResourceResult)).contents
+            return RemoteResult(content=[_resource(_json(part)) for part in parts])
+        if tool.reads == "prompt":
+            values = {key: str(value) for key, value in dict(arguments.get("arguments") or {}).items()}
+            prompt = types.GetPromptRequestParams(name=str(arguments.get("name")), arguments=values)
+            said = (await self._ask(types.GetPromptRequest(params=prompt), types.GetPromptResult)).messages
+            return RemoteResult(content=[block for one in said for block in (_role(one.role), _json(one.content))])
+        # `call_tool` would check the result with the server's own patterns, which can be very slow
+        params = types.CallToolRequestParams(name=tool.name, arguments=arguments)
+        result = await self._ask(types.CallToolRequest(params=params), types.CallToolResult)
+        content = [_json(block) for block in result.content]
+        return RemoteResult(content=content, structured=result.structured_content, is_error=bool(result.is_error))
+
+    async def _ask(self, request: Any, kind: type[T]) -> T:  # Any: one of the SDK's requests
+        try:
+            return await self._session.send_request(request, kind, self._settings.seconds)
         except ValidationError as error:
             raise ToolError(INVALID_ANSWER) from error
         except MCPError as error:
@@ -87,8 +101,26 @@ class Connection:
             is_stream = error.message.startswith("SSE stream")
             what = "the server's answer could not be read" if is_stream else "the server refused the call"
             raise ToolError(f"{what}: {clean_text(error.message, _MAX_ERROR)}") from error
-        content = [block.model_dump(by_alias=True, mode="json", exclude_none=True) for block in result.content]
-        return RemoteResult(content=content, structured=result.structured_content, is_error=bool(result.is_error))
+
+
+def _json(block: BaseModel) -> dict[str, Any]:
+    return block.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def _role(role: str) -> dict[str, Any]:
+    return {"type": "text", "text": f"{role}:"}
+
+
+def _resource(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a resource as a content block of a result."""
+    if "blob" in part and str(part.get("mimeType")).startswith("image/"):
+        return {"type": "image", "data": part["blob"], "mimeType": part["mimeType"]}
+    return {"type": "resource", "resource": part}
+
+
+def _prompt_text(prompt: types.Prompt) -> str:
+    names = ", ".join(clean_text(one.name, 64) for one in (prompt.arguments or [])[:20])
+    return f"{clean_text(prompt.name, 64)}({names})"
 
 
 def _is_end(error: MCPError) -> bool:
@@ -97,14 +129,14 @@ def _is_end(error: MCPError) -> bool:
 
 
 async def _pages(
-    ask: Callable[..., Awaitable[Any]], field: str, most: int, kept: Callable[[Any], T], seconds: float
-) -> tuple[tuple[T, ...], tuple[str, ...]]:
+    ask: Callable[..., Awaitable[Any]], field: str, most: int, kept: Callable[[Any], Item], seconds: float
+) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     """Return the items of a list, and a message about the error if one stopped the reading.
 
     `kept` extracts the needed part of each item immediately, because a page can be megabytes long. Raises `ToolError`
     if the connection has ended.
     """
-    found: list[T] = []
+    found: list[Item] = []
     cursor: str | None = None
     for _ in range(most):
         try:
@@ -181,9 +213,17 @@ async def _mended_list(field: str, key: str, longest: int, result: dict[str, Any
             }
             notes, schema = one.get("annotations"), clean_schema(one.get("inputSchema"))
             reads = isinstance(notes, dict) and notes.get("readOnlyHint") is True
-            found.append({"name": "", **texts, "inputSchema": schema, "annotations": {"readOnlyHint": reads}})
+            inputs = one.get("arguments")
+            named = [{"name": held["name"]} for held in inputs if _has_name(held)] if isinstance(inputs, list) else []
+            found.append(
+                {"name": "", **texts, "inputSchema": schema, "annotations": {"readOnlyHint": reads}, "arguments": named}
+            )
             await asyncio.sleep(0)  # cleaning a schema can take a tenth of a second
     return {field: found, **({"nextCursor": str(cursor)} if cursor else {})}
+
+
+def _has_name(argument: object) -> bool:
+    return isinstance(argument, dict) and isinstance(argument.get("name"), str)
 
 
 def _mended_result(result: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from agent.images.scaling import ImageLimits, ImageScaler
 from agent.settings import ServerSettings
 from agent.tools.approvals import inline, json_block
 from agent.tools.mcp.schemas import MAX_NAME, clean_text, tool_names
-from agent.tools.mcp.settings import RemoteResult, RemoteTool, ServerCatalog, ServerState, ServerStatus
+from agent.tools.mcp.settings import RemoteResult, RemoteTool, ServerCatalog, ServerState, ServerStatus, reading_tools
 from agent.tools.registry import Tool, ToolContext, ToolReply
 from hermes_state import attachments
 from hermes_state.aio import Backoff, cancel_all, wait_until
@@ -117,17 +117,16 @@ class ServerHandle:
         tools = catalog.tools
         if any(fault.startswith("tools/") for fault in catalog.faults):  # keep the tools known so far
             tools = tuple({tool.name: tool for tool in (*self.status.catalog.tools, *tools)}.values())
-        offered = {}
-        for tool in tools:
+        catalog = replace(catalog, tools=tools, faults=tuple(map(self._redact, catalog.faults)))
+        offered: dict[str, RemoteTool] = {}
+        for tool in (*reading_tools(catalog), *tools):  # a tool of the server replaces one of ours with the same name
             hints = self._hints.setdefault(tool.name, set())
             hints.add(tool.claims_to_read)
             if self.settings.offers(tool.name):
                 offered[tool.name] = replace(tool, claims_to_read=hints == {True})
         names = tool_names(self.settings.name, offered)
         self.tools = {names[name]: self._tool(names[name], tool) for name, tool in sorted(offered.items())}
-        effects = {name: tool.effect for name, tool in self.tools.items()}
-        catalog = replace(catalog, tools=tools, faults=tuple(map(self._redact, catalog.faults)))
-        self.status = replace(self.status, tools=effects, catalog=catalog)
+        self.status = replace(self.status, tools=self.tools, catalog=catalog)
 
     def _tool(self, name: str, remote: RemoteTool) -> Tool:
         server, has_changed = self.settings.name, len(self._hints.get(remote.name, ())) > 1
@@ -141,7 +140,7 @@ class ServerHandle:
             description=remote.description or f"{clean_text(remote.name, MAX_NAME)} of {server}.",
             parameters=remote.parameters,
             effect=self.settings.effect_of(remote.name, claims_to_read=remote.claims_to_read),
-            run=partial(self.call, remote.name),
+            run=partial(self.call, remote),
             why_unavailable=lambda: None if self._connection is not None else self._why_down(),
             timeout_seconds=self.settings.seconds + 5,
             shape=lambda arguments: shape,
@@ -151,7 +150,7 @@ class ServerHandle:
             source=server,
         )
 
-    async def call(self, tool: str, arguments: dict[str, Any], context: ToolContext) -> str | ToolReply:
+    async def call(self, tool: RemoteTool, arguments: dict[str, Any], context: ToolContext) -> str | ToolReply:
         if self._connection is None:
             raise ToolError(self._why_down())
         result = await self._connection.call(tool, arguments)

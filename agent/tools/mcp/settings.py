@@ -3,14 +3,15 @@
 import base64
 import binascii
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from hermes_state.text import printable, well_formed
-from hermes_state.values import Millis, ToolEffect
+from agent.tools.registry import Tool
+from hermes_state.text import printable, shortened, well_formed
+from hermes_state.values import Millis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class RemoteTool:
     description: str
     parameters: Mapping[str, Any]
     claims_to_read: bool
+    reads: Literal["", "resource", "prompt"] = ""
+    """What a call reads instead of calling a tool of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,31 @@ class ServerCatalog:
     prompts: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     """Messages about lists that could not be read completely."""
+
+
+def reading_tools(catalog: ServerCatalog) -> Iterator[RemoteTool]:
+    """Yield tools of our own that read the server's resources and prompts, if it lists any."""
+    if catalog.resources:
+        yield _reading_tool(
+            "read_resource", "resource", "Reads a resource of this server. Resources", catalog.resources
+        )
+    if catalog.prompts:
+        what = "Returns a prompt of this server, which is a template for a task. Prompts with their arguments"
+        yield _reading_tool("get_prompt", "prompt", what, catalog.prompts)
+
+
+def _reading_tool(name: str, reads: Literal["resource", "prompt"], what: str, names: Sequence[str]) -> RemoteTool:
+    key = "uri" if reads == "resource" else "name"
+    properties: dict[str, Any] = {key: {"type": "string"}}
+    if reads == "prompt":
+        properties["arguments"] = {"type": "object", "additionalProperties": {"type": "string"}}
+    return RemoteTool(
+        name=name,
+        description=shortened(f"{what}: {', '.join(names)}", MAX_LIST_TEXT),
+        parameters={"type": "object", "properties": properties, "required": [key]},
+        claims_to_read=True,
+        reads=reads,
+    )
 
 
 class ServerState(StrEnum):
@@ -43,13 +71,15 @@ class ServerStatus:
     name: str
     state: ServerState = ServerState.STARTING
     since: Millis
-    tools: Mapping[str, ToolEffect] = field(default_factory=dict)
-    """Effect of each tool of the server, by the agent's name for the tool."""
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    """Tools of the server, by the agent's names for them."""
     catalog: ServerCatalog = ServerCatalog()
     error: str | None = None
     next_try_at: Millis | None = None
 
 
+MAX_LIST_TEXT: Final = 1_000
+"""Maximum length of a list of resources or prompts in a tool's description, in characters."""
 MAX_TEXT: Final = 900_000
 _MIMES = [f"image/{kind}" for kind in ("png", "jpeg", "jpg", "gif", "webp", "bmp", "tiff", "avif")]
 
@@ -59,8 +89,8 @@ class RemoteResult:
     """Result of a tool call. Its content blocks are JSON as the server sent it."""
 
     content: Sequence[dict[str, Any]]
-    structured: object
-    is_error: bool
+    structured: object = None
+    is_error: bool = False
 
     @property
     def text(self) -> str:

@@ -209,9 +209,9 @@ hear()
     tracemalloc.start()
     try:
         async with serving(tmp_path, script) as registry:
-            status = await becomes(registry, ServerState.CONNECTED, 40)
+            status = await becomes(registry, ServerState.CONNECTED, 41)
             assert tracemalloc.get_traced_memory()[1] < 80 << 20  # all at once would use 280 MB
-            assert (len(status.tools), len(status.catalog.resources)) == (40, 20)
+            assert (len(status.catalog.tools), len(status.catalog.resources)) == (40, 20)
     finally:
         tracemalloc.stop()
 
