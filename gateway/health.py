@@ -17,8 +17,12 @@ import structlog
 from gateway.outbound.adapters import AdapterRegistry
 from hermes_state.disk import Room
 from hermes_state.store.writer import Store
+from platforms.base import STATE_WORDS
 
 log = structlog.get_logger()
+
+STUCK_SECONDS = 60.0
+"""Wait of a write that means that the writer is stuck: twice as long as it waits for a locked file by default."""
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -33,6 +37,7 @@ class Heartbeat:
     home: Path = Path()
     """Folder on the disk whose free space is checked."""
     _lag: float = field(default=0.0, init=False)
+    _lag_total: float = field(default=0.0, init=False)
     _status: str = field(default="", init=False)
     _trouble: str | None = field(default=None, init=False)
 
@@ -40,22 +45,38 @@ class Heartbeat:
         """Return health values for operators: the delay of the event loop and the load of the database connections."""
         pulse, readers = self.store.pulse, self.store.readers
         return {
-            "is_ready": self.store.trouble is None
-            and self.adapters.is_certain()
-            and all(one.health().is_ready for one in self.adapters.supervised.values()),
+            "is_ready": not self.faults(),
             "database": self.store.trouble or "",
             "disk": "full" if Room.is_used_up(self.home) else "",
             "loop_lag_seconds": round(self._lag, 4),
+            "loop_lag_seconds_total": round(self._lag_total, 4),
             "writer_waiting_seconds": round(pulse.oldest_wait_seconds, 4),
             "last_commit_seconds": round(pulse.last_commit_seconds, 4),
             "since_commit_seconds": round(pulse.since_commit_seconds, 1),
             "writers": pulse.writers,
             "writers_busy": pulse.busy,
             "writes_waiting": pulse.waiting,
+            "writes": pulse.writes,
+            "batches": pulse.batches,
             "readers": readers.readers,
             "readers_busy": readers.busy,
             "reads_waiting": readers.waiting,
         }
+
+    def faults(self) -> list[str]:
+        """Return a sentence for each reason why the gateway cannot answer every message now."""
+        faults = [] if self.store.trouble is None else [self.store.trouble]
+        if not self.adapters.is_certain():
+            faults.append("This node has lost contact with the cluster.")
+        for one in self.adapters.supervised.values():
+            if not (health := one.health()).is_ready:
+                faults.append(f"{one.label}: {STATE_WORDS[health.state].lower()}. {health.detail}".rstrip())
+        return faults
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if the database writer makes no progress, so a restart may help."""
+        return self.store.pulse.oldest_wait_seconds >= STUCK_SECONDS
 
     async def run(self) -> None:
         watchdog = watchdog_seconds(self.environ)
@@ -66,7 +87,8 @@ class Heartbeat:
             self._lag = max(0.0, time.monotonic() - before - interval)
             if self._lag > 0.5:
                 log.warning("loop.lagged", seconds=round(self._lag, 3))
-            if self.store.pulse.oldest_wait_seconds < 60.0:  # twice as long as the writer waits for a locked file
+            self._lag_total += self._lag
+            if not self.is_stuck:
                 notify(self.environ, "WATCHDOG=1")
             self._check_database()
             states = ", ".join(f"{one.label} {one.health().state.value}" for one in self.adapters.supervised.values())

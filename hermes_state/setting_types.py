@@ -64,6 +64,17 @@ def _switched_off(value: object) -> object:
 Off = BeforeValidator(_switched_off)
 """Validator that replaces `off` with None."""
 OffOrNumber: TypeAlias = Annotated[float | None, Off]
+
+
+def _listen_address(value: object) -> object:
+    found = re.fullmatch(r"(?:\[[0-9a-f:]+\]|[A-Za-z0-9_.-]+):([0-9]+)", str(value))
+    if value is not None and (found is None or int(found[1]) > 65_535):
+        raise ValueError("must be off, or a host and a port such as 127.0.0.1:9464")
+    return value
+
+
+ListenAddress: TypeAlias = Annotated[str | None, BeforeValidator(_listen_address), Off, Trimmed]
+"""Address of a server of the gateway, such as `127.0.0.1:9464` or `[::1]:9464`. Port 0: the system chooses."""
 Effort: TypeAlias = Annotated[
     ReasoningEffort | None,
     BeforeValidator(lambda word: "off" if word is False or word in ("false", "none") else word),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.ratings import SignedMessage
@@ -192,6 +192,17 @@ class AdapterState(StrEnum):
     FAILED = "failed"
     STANDBY = "standby"
     """State of an adapter whose account is served by another node."""
+
+
+STATE_WORDS: Final = {
+    AdapterState.STARTING: "Starting",
+    AdapterState.RUNNING: "Connected",
+    AdapterState.STALLED: "No answer from the service",
+    AdapterState.BACKING_OFF: "Waiting before the next attempt",
+    AdapterState.FAILED: "Stopped; needs the owner's attention",
+    AdapterState.STANDBY: "Served by another node",
+}
+"""Words for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Generic, Self, TypeVar
 
 import structlog
@@ -238,11 +238,11 @@ class BaseClient(Generic[M]):
         is_estimated: bool = False,
         cost: MicroUsd | None = None,
     ) -> ModelCall:
-        """Return a call's row for the ledger. A `cost` reported by the provider overrides the price list."""
+        """Log a call, and return its row for the ledger. A `cost` reported by the provider overrides the price list."""
         if cost is None and usage is not None:
             cost = cost_of(usage, self._price)
             is_estimated = is_estimated or (self._price is not None and self._price.is_estimated)
-        return ModelCall(
+        call = ModelCall(
             purpose=purpose,
             route=self.route,
             model=self.name,
@@ -252,6 +252,8 @@ class BaseClient(Generic[M]):
             is_estimated=is_estimated,
             cost=cost,
         )
+        log.debug("model.called", **asdict(call))
+        return call
 
 
 class ModelClient(BaseClient[ChatModel]):

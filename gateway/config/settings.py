@@ -37,7 +37,7 @@ from gateway.config.tool_settings import McpConfig, ToolsConfig
 from hermes_state.engines.opening import StoreSettings
 from hermes_state.files import AttachmentSettings
 from hermes_state.network import NetworkSettings
-from hermes_state.setting_types import AnyCase, OffOrNumber, People, keyed
+from hermes_state.setting_types import AnyCase, ListenAddress, OffOrNumber, People, keyed
 from platforms.settings import LocalSettings, TableStyle
 
 
@@ -216,6 +216,14 @@ class LoggingConfig(BaseConfig):
     """Also write the log to the file `logs/gateway.log`, as JSON lines. The gateway keeps five older files of 10 MB."""
 
 
+class MetricsConfig(BaseConfig):
+    """Health checks and metrics for monitoring systems."""
+
+    listen: ListenAddress = setting(None, default_text="off", restart=True)
+    """Address for `/healthz`, `/readyz` and `/metrics`, such as `127.0.0.1:9464`. Set an address if Prometheus or
+    another program watches the gateway. There is no sign-in, so keep strangers away from other addresses."""
+
+
 class LifecycleConfig(BaseConfig):
     """Shutdown of the daemon."""
 
@@ -270,6 +278,7 @@ class Config(BaseConfig):
     store: StoreSettings = Field(default_factory=StoreSettings)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)
 
     @property

@@ -27,20 +27,12 @@ from hermes_state.models.ledger import TotalUsage
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, dollars
 from hermes_state.values import MicroUsd, Millis
-from platforms.base import AdapterState
+from platforms.base import STATE_WORDS, AdapterState
 from platforms.console import ConsolePage, SentCommand, Values, WebPerson, platform_name
 
 DAY_MS = 86_400_000
 COMPRESSION_DAYS = 30
 SPANS = {"7": "7 days", "30": "30 days", "90": "90 days"}
-STATES = {
-    AdapterState.STARTING: "Starting",
-    AdapterState.RUNNING: "Connected",
-    AdapterState.STALLED: "No answer from the service",
-    AdapterState.BACKING_OFF: "Waiting before the next attempt",
-    AdapterState.FAILED: "Stopped; needs the owner's attention",
-    AdapterState.STANDBY: "Served by another node",
-}
 
 
 # ---- overview
@@ -68,7 +60,7 @@ async def load_overview(context: ConsoleContext, person: WebPerson, query: Mappi
         "model": context.live.config.model.label,
         "uptime": now - context.started_at,
         "platforms": sorted(context.adapters.health().items()),
-        "states": STATES,
+        "states": STATE_WORDS,
         "cost_today": money(today),
         "calls_today": counted(today.calls, "model call"),
         "attention": list(_attention(context, values, caps)),
@@ -81,7 +73,7 @@ def _attention(context: ConsoleContext, values: Values, caps: Sequence[CapUsage]
         yield f"The database is not writable: {context.store.trouble}"
     for name, health in sorted(context.adapters.health().items()):
         if not health.is_ready and health.state is not AdapterState.STARTING:
-            yield f"{platform_name(name)}: {STATES[health.state].lower()}. {health.detail}".rstrip()
+            yield f"{platform_name(name)}: {STATE_WORDS[health.state].lower()}. {health.detail}".rstrip()
     yield from context.pauses()
     reached = [cap.key for cap in caps if cap.is_reached]
     yield from (f"The spending cap {key} has been reached, so the model is no longer called." for key in reached)

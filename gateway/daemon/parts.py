@@ -78,6 +78,8 @@ class Parts:
         self.store, self.files, self.environ, self.group = store, files, environ, group
         self.signals = SignalHandler(environ)
         self.live = live = LiveConfig(loaded)
+        self.started = asyncio.Event()
+        """Set when the start is complete."""
         self.access_changed = asyncio.Event()
         """Set when access might have changed, because of a reload or a change on another node."""
         self.is_shared = not isinstance(store, SqliteStore)

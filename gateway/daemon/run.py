@@ -7,8 +7,9 @@ the models and finally the database close.
 
 import asyncio
 import gc
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import importlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -56,7 +57,7 @@ async def run_daemon(
         parts = Parts(loaded, store, files, environ, extra_tools, group)
         _freeze_memory()
         try:
-            async with group, parts.signals.handled():
+            async with group, parts.signals.handled(), _monitored(parts):
                 await _serve(parts)
         except ExceptionGroup as failed:
             if isinstance(failed.exceptions[0], HermesError):  # raise the error itself, not the group
@@ -65,6 +66,17 @@ async def run_daemon(
         finally:
             await parts.close()
     return 0
+
+
+@asynccontextmanager
+async def _monitored(parts: Parts) -> AsyncIterator[None]:
+    """Serve health checks and metrics within the block if `metrics.listen` is set."""
+    if (listen := parts.live.config.metrics.listen) is None:
+        yield
+        return
+    metrics = await asyncio.to_thread(importlib.import_module, "gateway.daemon.metrics")  # takes 80 ms
+    async with metrics.serve_metrics(parts, listen):
+        yield
 
 
 async def _serve(parts: Parts) -> None:
@@ -119,6 +131,7 @@ async def _serve_until_stopped(parts: Parts) -> None:
     tasks = [parts.group.create_task(work, name=name) for name, work in works.items()]
     loaded = parts.live.loaded
     async with serve_control(loaded.control_socket, parts.operator.handlers()):
+        parts.started.set()
         notify(parts.environ, "READY=1")
         await asyncio.to_thread(take_reserve, loaded.home)
         model = loaded.config.model

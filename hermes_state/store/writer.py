@@ -38,6 +38,10 @@ class WriterHealth:
     waiting: int
     writers: int
     busy: int  # writers that are storing a batch
+    batches: int
+    """Batches since the store was opened, including failed ones."""
+    writes: int
+    """Functions in these batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Store(ABC):
         self._arrived = asyncio.Event()
         self._running: list[list[WriteRequest]] = [[] for _ in range(writers)]
         self._last_commit_seconds = 0.0
+        self._batches = self._writes = 0
         self._committed_at = time.monotonic()
         self._is_open = True
         self._closed_at = 0.0
@@ -158,6 +163,8 @@ class Store(ABC):
             since_commit_seconds=time.monotonic() - self._committed_at,
             writers=len(self._running),
             busy=sum(map(bool, self._running)),
+            batches=self._batches,
+            writes=self._writes,
         )
 
     @property
@@ -242,6 +249,7 @@ class Store(ABC):
                 write.error = failure
         self._committed_at = time.monotonic()
         self._last_commit_seconds = self._committed_at - started
+        self._batches, self._writes = self._batches + 1, self._writes + len(batch)
         for write in batch:
             if write.error is not None:
                 # After a failed batch, each caller gets its own exception.

@@ -63,6 +63,8 @@ _HAS_AGENT = "agent = (SELECT c.agent FROM chats c WHERE c.id = chat_id)"
 """SQL condition for schedules of the agent that answers in their chat now. Others stay with their agent."""
 _IS_REACHABLE = "NOT EXISTS (SELECT 1 FROM chats c WHERE c.id = chat_id AND c.unreachable_since IS NOT NULL)"
 """SQL condition for schedules of chats that the bot can write to. Other schedules wait until the bot can."""
+IS_LATE = f"state = 'active' AND next_at < :due AND {_IS_REACHABLE}"
+"""SQL condition for schedules that should have fired before the time `:due`."""
 
 
 def insert_schedule(db: Connection, schedule: NewSchedule) -> int:

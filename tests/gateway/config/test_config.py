@@ -275,6 +275,8 @@ COMPRESSION = [
     ),
     ("compression: {models: {'g*': {quite_else: 1}}}", "compression.models: g*: unknown key quite_else; valid"),
     ("compression: {models: {'g*': 3}}", "compression.models: must be a block of model patterns"),
+    ("metrics: {listen: '127.0.0.1:65536'}", "metrics.listen: must be off, or a host and a port"),
+    ("metrics: {listen: 9464}", "metrics.listen: must be off, or a host and a port such as 127.0.0.1:9464"),
     ("notices: {pressure: maybe}", "notices.pressure: must be true or false"),
 ]
 SEEING = ("gpt-4o-mini", "gpt-5", "claude-sonnet-4-5", "qwen2.5-vl-7b", "openai/o3")
