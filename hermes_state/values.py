@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NewType, Protocol, TypeAlias
@@ -18,6 +19,9 @@ OutboxId = NewType("OutboxId", int)
 AttachmentId = NewType("AttachmentId", int)
 
 Millis = NewType("Millis", int)  # UTC milliseconds since the epoch
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Function that long work calls with the name of a step, how much of it is done, and how much there is in total."""
 
 Tokens = NewType("Tokens", int)
 """Number of tokens set by people or providers, such as a window, a limit or a budget."""

@@ -1,6 +1,9 @@
 """`hermes-gateway backup | store copy` and `doctor --repair`: copy the database, or rescue a damaged one."""
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -9,7 +12,7 @@ import msgspec
 import typer
 
 from gateway.cli.answers import configured_database
-from gateway.cli.output import Json, echo, show, table, tree
+from gateway.cli.output import Json, progress_bar, show, table, tree
 from gateway.config import find_store_url, process_environment
 from gateway.config.files import find_state, locate_home
 from gateway.operator.socket import DaemonNotRunningError, ask
@@ -20,6 +23,7 @@ from hermes_state.engines.sqlite.offline import open_offline_file
 from hermes_state.errors import CommandError
 from hermes_state.setting_types import checked_store_url
 from hermes_state.text import counted
+from hermes_state.values import Progress
 
 
 def backup(
@@ -32,8 +36,9 @@ def backup(
     """
     state, target = find_state(process_environment()), Path(os.path.abspath(file))
     try:
-        # The daemon gives up on a copy before this timeout.
-        size = ask(state.control_socket, "backup", {"file": str(target)}, timeout_seconds=3_700)["bytes"]
+        with progress_bar() as progress, _watched(state.database, target, progress):
+            # The daemon gives up on a copy before this timeout.
+            size = ask(state.control_socket, "backup", {"file": str(target)}, timeout_seconds=3_700)["bytes"]
     except DaemonNotRunningError:
         path, url = configured_database()
         if url is not None:
@@ -42,7 +47,8 @@ def backup(
             if db is None:
                 raise CommandError("There is no database yet. The first start of the gateway creates it.") from None
             db.execute("BEGIN")
-            size = copy_into(db, target)
+            with progress_bar() as progress:
+                size = copy_into(db, target, progress=progress)
     if not os.path.exists(target):
         raise CommandError(
             f"The gateway wrote {target}, but into a private folder of its service, such as the service's own /tmp. "
@@ -50,6 +56,26 @@ def backup(
         )
     line = f"Copied the whole database to {target} ({size / 1e6:.1f} MB)."
     show({"file": str(target), "bytes": size}, [line], as_json=as_json)
+
+
+@contextmanager
+def _watched(source: Path, target: Path, progress: Progress) -> Iterator[None]:
+    """Show how much of `target` the daemon has written within the block, judged by the sizes of the files."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            with suppress(OSError):  # the files may be in a private folder of the service
+                parts = target.parent.glob(f".{target.name}.*.unfinished")
+                progress("backup", sum(part.stat().st_size for part in parts), source.stat().st_size)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def repair(*, as_json: bool) -> None:
@@ -63,7 +89,8 @@ def repair(*, as_json: bool) -> None:
             "The database is in PostgreSQL, which repairs itself when it starts. If that is not enough, restore "
             "a pg_dump backup."
         )
-    report = repair_database(path)
+    with progress_bar() as progress:
+        report = repair_database(path, progress)
     result = {"database": str(path), **({"sound": True} if report is None else msgspec.to_builtins(report))}
     show(result, tree(result), as_json=as_json)
 
@@ -87,8 +114,8 @@ def copy(
     path, url = configured_database()
     source: Path | str = path if url is None else url
     target = _target(to)
-    with open_ends(source, target) as (read, written):
-        tables = copy_database(read, written, name_of(source), _show_progress)
+    with open_ends(source, target) as (read, written), progress_bar() as progress:
+        tables = copy_database(read, written, name_of(source), progress)
     rows = [(one.table, f"{one.rows:,}", one.checksum[:16]) for one in tables]
     show(tables, [*table(("TABLE", "ROWS", "CHECKSUM"), rows), *_notes(tables, target)], as_json=as_json)
 
@@ -106,11 +133,6 @@ def _target(text: str) -> Path | str:
             "Leave the password out of --to because process lists show it. Set PGPASSWORD or use ~/.pgpass instead."
         )
     return url
-
-
-def _show_progress(name: str, done: int, total: int) -> None:
-    if done == total or done % 50_000 == 0:
-        echo(f"{name}: {done:,} of {total:,} rows", err=True)
 
 
 def _notes(tables: list[CopyResult], target: Path | str) -> list[str]:

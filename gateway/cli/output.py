@@ -1,6 +1,8 @@
 """Output of the command line: sentences and tables for people, or one JSON document for programs."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any, TypeAlias
 
 import orjson
@@ -8,8 +10,9 @@ import typer
 
 from gateway.times import format_time
 from hermes_state.text import printable
-from hermes_state.values import Millis
+from hermes_state.values import Millis, Progress
 
+_STEPS = 1_000  # steps of a progress bar
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
@@ -35,6 +38,23 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 def print_json(value: Any) -> None:
     """Print a value as JSON. Supports dataclasses."""
     echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode())
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Yield a function that shows a progress bar on standard error, if that is a terminal, until the block ends."""
+    bar = None
+    with ExitStack() as stack:
+
+        def show_step(name: str, done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:
+                is_hidden = not sys.stderr.isatty()
+                bar = stack.enter_context(typer.progressbar(length=_STEPS, file=sys.stderr, hidden=is_hidden))
+            bar.label = printable(name)
+            bar.update(_STEPS * min(done, total) // max(1, total) - bar.pos)
+
+        yield show_step
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

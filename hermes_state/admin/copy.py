@@ -6,7 +6,7 @@ refuse to open the target. The source is not changed. No other process may use e
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -17,6 +17,7 @@ from hermes_state.engines.opening import COPY_NOTE, engine_of
 from hermes_state.errors import DatabaseRejected, StoreBroken
 from hermes_state.store.sql import Connection, load_note, nested, save_note, scalar
 from hermes_state.text import shortened
+from hermes_state.values import Progress
 
 MAX_NAMED = 10
 """Maximum number of rejected rows that an error message lists."""
@@ -68,8 +69,6 @@ _ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_fro
   OR substr(key, 1, 10) = 'migration:' OR substr(key, 1, 7) = 'search_' OR substr(key, 1, 8) = 'segment_'"""
 
 _Row: TypeAlias = Sequence[Any]  # `Any` because column types vary
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Function called after each slice with the table's name, its number of copied rows, and its total number of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.search.index import is_current, serving_index
 from hermes_state.store.lock import FileLock
 from hermes_state.store.sql import scalar, scalars
+from hermes_state.values import Progress
 
 # Purpose: recreate chats whose row was lost, to save their messages.
 _MISSING_CHATS = """
@@ -85,7 +86,7 @@ class RepairReport:
     kept: str
 
 
-def repair_database(path: Path) -> RepairReport | None:
+def repair_database(path: Path, progress: Progress = lambda *_: None) -> RepairReport | None:
     """Replace the damaged database at `path` with a new file that holds its readable rows. Return None if it is intact.
 
     Needs free disk space of three times the database's size. Nothing changes until the new file has passed every check.
@@ -100,14 +101,14 @@ def repair_database(path: Path) -> RepairReport | None:
         folder = real.with_name(f"{path.stem}-repair-{time.strftime('%Y%m%d-%H%M%S')}")
         try:
             folder.mkdir(mode=0o700)
-            return _repair(real, folder)
+            return _repair(real, folder, progress)
         except (OSError, sqlite3.Error) as error:
             raise StoreUnavailable(f"{path} was not repaired and is unchanged: {error}") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _repair(path: Path, folder: Path) -> RepairReport | None:
+def _repair(path: Path, folder: Path, progress: Progress) -> RepairReport | None:
     damaged, new = folder / "damaged.db", folder / "new.db"
     for source, copy in ((path, damaged), (side_files(path)[0], side_files(damaged)[0])):
         if source.exists():
@@ -121,11 +122,11 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
         if version is None:
             _replace_header(damaged, new)
             notes.append("The header of the file was recreated.")
-        tables = _salvage(db, damaged)
+        tables = _salvage(db, damaged, progress)
         if (tool := shutil.which("sqlite3")) is not None:
             before = sum(table.rows for table in tables)
             _recover(tool, damaged, folder / "recovered.db")
-            for table, again in zip(tables, _salvage(db, folder / "recovered.db"), strict=True):
+            for table, again in zip(tables, _salvage(db, folder / "recovered.db", progress), strict=True):
                 table.rows = again.rows
             notes.append(f"SQLite's own tool found {sum(table.rows for table in tables) - before:,} more rows.")
         elif any(table.lost for table in tables):
@@ -203,7 +204,7 @@ def _replace_header(damaged: Path, donor: Path) -> None:
         file.write(header)
 
 
-def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
+def _salvage(db: sqlite3.Connection, source: Path, progress: Progress) -> list[TableReport]:
     """Copy every ordinary table from `source` to `db`. Triggers fill the search index."""
     query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT LIKE 'sqlite_%'"
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as old:
@@ -211,7 +212,10 @@ def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
             old.execute("PRAGMA writable_schema = ON")  # lets SQLite read a damaged schema
             old.execute("PRAGMA cell_size_check = ON")
         db.execute("BEGIN")
-        reports = [SalvageJob(name, old, db).run() for name in sorted(scalars(db, str, query))]
+        reports, names = [], sorted(scalars(db, str, query))
+        for done, name in enumerate(names):
+            progress(name, done, len(names))
+            reports.append(SalvageJob(name, old, db).run())
         with contextlib.suppress(sqlite3.DatabaseError):  # never reuse an id, not even a lost row's
             for row in old.execute("SELECT seq, name FROM sqlite_sequence").fetchall():
                 db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?", row)

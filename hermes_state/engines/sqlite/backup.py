@@ -11,11 +11,17 @@ from typing import cast
 from hermes_state.disk import flush
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.sql import Connection, scalar
+from hermes_state.values import Progress
 
 _PAGES_AT_ONCE = 1_024  # 4 MiB
 
 
-def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lambda: True) -> int:
+def copy_into(
+    db: Connection,
+    target: Path,
+    may_go_on: Callable[[], bool] = lambda: True,
+    progress: Progress = lambda *_: None,
+) -> int:
     """Copy the open database `db` to the new file `target` (mode 0600). Return its size in bytes.
 
     Blocks for seconds per gigabyte, so run this in a thread. While others write, `db` must be in a transaction, so that
@@ -27,7 +33,8 @@ def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lamb
     if os.path.lexists(target):
         raise StoreUnavailable(f"{target} already exists: choose a new file for the backup")
 
-    def look_up(_status: int, _remaining: int, _total: int) -> None:
+    def look_up(_status: int, remaining: int, total: int) -> None:
+        progress("pages", total - remaining, total)
         if not may_go_on():
             raise StoreUnavailable(f"the backup {target} was cancelled because the gateway is stopping")
 

@@ -1,6 +1,7 @@
 """Text of other people is printed without control characters."""
 
 import asyncio
+import io
 import json
 import sqlite3
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli.output import progress_bar
 from gateway.operator.socket import serve_control
 from hermes_state.admin import pairings
 from hermes_state.chats import ensure_chat
@@ -71,7 +73,10 @@ async def test_text_from_the_daemon_prints_no_control_characters(run: Run, home:
     doctor = [{"check": "model", "verdict": "failed", "text": f"The server says: {HOSTILE}"}]
     handlers = {"status": answering(status), "doctor": answering(doctor)}
     async with serve_control(home / "control.sock", handlers):
-        for words, shown in ((("status",), "detail: Conflict: needle \\u001b"), (("doctor",), "says: needle \\u001b")):
+        for words, shown in (
+            (("status",), "detail: Conflict: needle \\u001b"),
+            (("doctor",), "says: needle \\u001b"),
+        ):
             done = await asyncio.to_thread(run, *words)
             assert shown in done.output
             assert controls(done.output) == set(), words
@@ -87,3 +92,21 @@ async def test_an_error_prints_no_control_characters(home: Path, tmp_path: Path)
         _, printed = await process.communicate()
     assert "failed: needle \\u001b" in printed.decode()
     assert controls(printed.decode()) == set()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal, True), (io.StringIO, False)])
+def test_progress_is_shown_only_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO], shown: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+    with progress_bar() as progress:
+        progress("needle \x1b[31m", 1, 4)
+        progress("messages", 2, 4)
+    printed = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert all((word in printed) is shown for word in ("needle \\u001b", "25%", "messages", "50%"))
+    assert shown or not printed
