@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from logging.handlers import RotatingFileHandler
@@ -61,7 +62,7 @@ def configure_logging(
         if isinstance(old.formatter, structlog.stdlib.ProcessorFormatter):
             root.removeHandler(old)
             old.close()
-    for handler in handlers:
+    for handler in (*handlers, PROBLEMS):
         root.addHandler(handler)
     for name, level in _LEVELS.items():
         logging.getLogger(name).setLevel(level)
@@ -116,6 +117,32 @@ _SHARED: list[Processor] = [
     structlog.stdlib.add_logger_name,
     structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
 ]
+
+
+class RecentProblems(logging.Handler):
+    """Remembers the names of the newest warnings and errors, so that `status` can count them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._newest = deque[tuple[float, str, str]](maxlen=1_000)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        name = str(record.msg["event"]) if isinstance(record.msg, dict) else record.name  # a library's text may be long
+        self._newest.append((record.created, record.levelname.lower(), name))
+
+    def since(self, seconds: float) -> list[dict[str, Any]]:
+        """Return the level, the name, the number and the last time of each event, errors and frequent events first."""
+        found = [one for one in self._newest if one[0] >= time.time() - seconds]
+        last = {(level, name): at for at, level, name in found}
+        rows = Counter((level, name) for _, level, name in found).most_common()
+        rows.sort(key=lambda row: row[0][0] == "warning")
+        return [
+            {"level": level, "event": name, "count": count, "last_at": int(last[level, name] * 1_000)}
+            for (level, name), count in rows
+        ]
+
+
+PROBLEMS = RecentProblems()
 
 
 class _QuietHandler(logging.Handler):

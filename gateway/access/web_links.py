@@ -11,6 +11,13 @@ from hermes_state.values import LOCAL_OWNER, Clock, Millis, UserRef
 from platforms.base import PlatformAdapter
 
 
+def page_address(adapter: PlatformAdapter | None) -> str | None:
+    """Return the address of the web chat without a token, or None if this process serves no web chat."""
+    from platforms.local import LocalAdapter  # only a gateway with a web chat imports it
+
+    return adapter.url if isinstance(adapter, LocalAdapter) else None
+
+
 async def make_link(
     store: Store,
     access: AccessControl,

@@ -23,7 +23,7 @@ EXIT_CONFIG = 78
 COMMANDS = {
     "run": ("daemon", "Run the gateway in the foreground until SIGTERM or Ctrl-C."),
     "init": ("init", "Ask for tokens and a model, test and save them."),
-    "status": ("daemon", "Show the state of the gateway."),
+    "status": ("status", "Show the state of the gateway."),
     "url": ("daemon", "Print a new link to the web chat."),
     "doctor": ("daemon", "Check configuration, files, database, model and service."),
     "service": ("service", "Install, remove and watch the systemd service."),

@@ -1,19 +1,17 @@
-"""`hermes-gateway run | status | url | doctor`: run the daemon, show its state, open its web chat and check it."""
+"""`hermes-gateway run | url | doctor`: run the daemon, open its web chat and check it."""
 
 from typing import Annotated
 
-import msgspec
 import typer
 
 from gateway.cli.answers import ask_or_read, ask_or_write, configured_database
 from gateway.cli.database import repair
-from gateway.cli.output import Json, echo, print_json, show, table, tree
+from gateway.cli.output import Json, echo, print_json, show, table
 from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.browsers import browser_rows, served_elsewhere
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin import browsers
-from hermes_state.admin.overview import load_overview
 from hermes_state.admin.pairings import UserRole
 from hermes_state.engines.opening import open_offline
 from hermes_state.errors import CommandError
@@ -48,21 +46,6 @@ def run(
         )
     environ = process_environment()
     raise typer.Exit(serve({**environ, "HERMES_CLUSTER__ROLE": role} if role else environ, is_fresh=is_fresh))
-
-
-def status(as_json: Json = False) -> None:
-    """Show the state of the gateway. Exits with code 3 if it is not running."""
-    state = find_state(process_environment())
-    try:
-        answer = {"running": True, **ask(state.control_socket, "status")}
-    except DaemonNotRunningError:
-        answer = {"running": False, "home": str(state.home)}
-        with open_offline(*configured_database()) as db:  # fails if the process that holds the lock does not respond
-            if db is not None:
-                answer["database"] = msgspec.structs.asdict(load_overview(db))
-    show(answer, tree(answer), as_json=as_json)
-    if not answer["running"]:
-        raise typer.Exit(3)  # the same exit code as `systemctl status` for a stopped service
 
 
 def url(

@@ -408,15 +408,19 @@ def make_adapters(
             state_dir=loaded.home,
             max_file_bytes=loaded.config.attachments.max_bytes,
             port_tries=20 if is_any_port else 1,
-            on_ready=partial(_announce, environ),
+            on_ready=partial(_announce, environ, loaded),
         )
     return adapters
 
 
-def _announce(environ: Mapping[str, str], url: str) -> None:
+def _announce(environ: Mapping[str, str], loaded: LoadedConfig, url: str) -> None:
     """Print how to open the web chat. Under systemd, leave out the access token, because the journal would keep it."""
     is_terminal = sys.stdout.isatty()
     if not is_terminal and "INVOCATION_ID" in environ:  # set if systemd started this process
         print("The web chat is running. To get a link, run `hermes-gateway url`.", flush=True)
+    elif not is_terminal:
+        print(f"Open {url}", flush=True)
     else:
-        print(f"\n  Open {url}\n" if is_terminal else f"Open {url}", flush=True)
+        model = loaded.config.model.label if loaded.config.model.name else "the built-in offline model"
+        lines = (f"Open {url}", f"Model: {model}", f"State directory: {loaded.home}", "To stop, press Ctrl-C.")
+        print("\n  " + "\n  ".join(lines) + "\n", flush=True)

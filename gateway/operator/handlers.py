@@ -1,21 +1,28 @@
 """Handlers for the requests that the command line sends to the running daemon through the control socket."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import tzinfo
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from agent.engines.loader import BUILT_IN
+from agent.model.caps import day_start
 from agent.tools.mcp.servers import ServerRegistry
+from gateway import installed_version
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
 from gateway.access.permissions import AccessControl, AccessResult
-from gateway.access.web_links import make_link
+from gateway.access.web_links import make_link, page_address
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
+from gateway.logs import PROBLEMS
 from gateway.models.pricing import cap_limits
 from gateway.models.selection import Runtime
 from gateway.operator import checks
@@ -24,18 +31,21 @@ from gateway.operator.checks import CheckResult, CheckStatus, failed, fine, warn
 from gateway.operator.effective import shown_settings
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up, tool_row
 from gateway.operator.socket import Handler
-from gateway.operator.spending import report
+from gateway.operator.spending import money, report, spent_row
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.times import format_time
 from gateway.turns.lanes import LaneRegistry
 from hermes_state.admin import browsers
+from hermes_state.admin.overview import load_queues
 from hermes_state.admin.pairings import UserRole
 from hermes_state.engines.postgres.nodes import ClusterStatus, load_cluster
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError, StoreUnavailable
+from hermes_state.models import ledger
 from hermes_state.redaction import Redactor
 from hermes_state.search.index import load_progress
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tools import schedules
 from hermes_state.values import Clock, Millis, UserRef
@@ -81,13 +91,20 @@ class OperatorHandler:
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         model, counts = self.loaded().config.model, self.access.counts.items()
+        local = self.adapters.supervised.get("local")
         return {
+            "version": installed_version(),
+            "process": os.getpid(),
+            "home": str(self.loaded().home),
+            "address": page_address(local.adapter) if local is not None else None,
             "running_seconds": max(0, self.clock.now() - self.started_at) // 1000,
             "model": model.name or "offline",
             "protocol": model.protocol,
             **({"agents": named} if (named := self._agents()) else {}),
             "routes": self._routes(),
             "turns_running": len(self.lanes.active),
+            **await self._work(),
+            "last_hour": PROBLEMS.since(3_600),
             "vitals": self.heartbeat.vitals(),
             **self.peer_row(),
             "platforms": self._platforms(),
@@ -97,6 +114,21 @@ class OperatorHandler:
 
     async def list_settings(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         return shown_settings(self.loaded().config)
+
+    async def _work(self) -> Mapping[str, Any]:
+        """Return what waits, and today's spending. Return nothing while the database does not answer."""
+
+        def load(db: Connection, now: Millis, zone: tzinfo | None) -> Mapping[str, Any]:
+            today = ledger.load_since(db, day_start(now, zone))
+            return {
+                "work": msgspec.structs.asdict(load_queues(db, now)),
+                "search_index_percent": load_progress(db),
+                "today": {"cost": money(today), **spent_row(today)},
+            }
+
+        with suppress(StoreUnavailable):
+            return await self.store.read(load, self.clock.now(), cap_limits(self.runtime.config).zone)
+        return {}
 
     def _agents(self) -> Mapping[str, str]:
         """Return the model of each named agent."""

@@ -111,9 +111,9 @@ class LocalAdapter:
             stack.push_async_callback(self._save_recent)
             self._port = await self._listen(stack, Site(self._parts(intake)))
             stack.callback(self._chats.close)
-            log.info("local.served", host=self._settings.host, port=self._port)
             if self._on_ready is not None and self.url is not None:
                 self._on_ready(str(URL(self.url).with_query(query)))
+            log.info("local.served", host=self._settings.host, port=self._port)
             try:
                 await asyncio.Event().wait()  # until cancelled
             finally:

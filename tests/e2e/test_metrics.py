@@ -17,6 +17,7 @@ from tests.e2e.world import World
 ROOT = Path(__file__).parents[2]
 BOARD = ROOT / "docs/grafana/hermes-gateway.json"
 PAGE = ROOT / "docs/how-to/monitor.md"
+STATUS_ROWS = ["Gateway", "State", "Model", "Platforms", "Work", "Today", "Last hour"]
 PRICES = '{"lab-*": {"input": 2, "output": 8}}'
 NAME = r"\b(?:hermes|process)_[a-z_]+\b"
 
@@ -118,3 +119,11 @@ async def test_a_taken_address_ends_with_78_and_readiness_says_what_is_missing(w
     assert re.match(r"\(503, \['telegram: waiting before the next attempt\. ", reason), reason
     assert await scraper.verdict("/healthz") == (200, []), "a restart would not help"
     assert (await scraper.samples())["hermes_ready{}"] == 0
+    code, said = await world.command_line("status")
+    assert code == 0
+    rows = [row for row in re.findall(r"^(\w[\w ]*):", said, re.MULTILINE) if row != "Node"]  # only in a cluster
+    assert rows == STATUS_ROWS
+    assert "but not ready, version " in said
+    assert f"process {world.gateway.process.pid if world.gateway.process else 0}" in said
+    assert "telegram: waiting before the next attempt. " in said
+    assert re.search(r"^Last hour: +warning telegram\.poll_failed, \d times?, last at 20", said, re.MULTILINE)

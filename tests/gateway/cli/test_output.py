@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import sqlite3
 import sys
 import unicodedata
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.output import progress_bar
+from gateway.cli.status import status
 from gateway.operator.socket import serve_control
 from hermes_state.admin import pairings
 from hermes_state.chats import ensure_chat
@@ -74,7 +76,7 @@ async def test_text_from_the_daemon_prints_no_control_characters(run: Run, home:
     handlers = {"status": answering(status), "doctor": answering(doctor)}
     async with serve_control(home / "control.sock", handlers):
         for words, shown in (
-            (("status",), "detail: Conflict: needle \\u001b"),
+            (("status",), "owner's attention. Conflict: needle \\u001b"),
             (("doctor",), "says: needle \\u001b"),
         ):
             done = await asyncio.to_thread(run, *words)
@@ -110,3 +112,17 @@ def test_progress_is_shown_only_on_a_terminal(
     printed = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert all((word in printed) is shown for word in ("needle \\u001b", "25%", "messages", "50%"))
     assert shown or not printed
+
+
+async def test_the_status_has_colours_only_on_a_terminal(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    platforms = {"telegram": {"state": "failed", "detail": f"Conflict [bold]{HOSTILE}"}}
+    monkeypatch.setenv("HERMES_HOME", str(home))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    async with serve_control(home / "control.sock", {"status": answering({"platforms": platforms})}):
+        await asyncio.to_thread(status, as_json=False, is_watched=False)
+    printed = sys.stdout.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b[31mtelegram: stopped" in printed, "a failed platform is red"
+    assert "[bold]" in printed, "its text has no effect on the layout"
+    assert controls(re.sub(r"\x1b\[[0-9;]*m", "", printed)) == set()
