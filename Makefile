@@ -14,7 +14,7 @@ ARGS ?=
 # Optional packages that were installed once are kept up to date.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-documents $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster documents mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures texts walk screenshots catalog crash chaos months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster documents mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster soak scale quality figures texts walk screenshots catalog crash chaos months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -164,6 +164,9 @@ bench: setup ## measure speed and memory, compared with a minimal bot in the sam
 bench-cluster: setup ## measure PostgreSQL and several nodes, on a server that it starts; ARGS="--quick nodes" shortens one group
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m bench.cluster_bench $(ARGS)
+
+soak: setup ## run 200 chats for two hours with tools, compressions and restarts; ARGS="--minutes 3" is shorter
+	@$(BIN)/python -m bench.soak $(ARGS)
 
 scale: setup ## measure messages per second with one, two and three nodes in ten minutes; ARGS=--quick takes one minute
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
