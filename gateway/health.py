@@ -68,6 +68,8 @@ class Heartbeat:
         faults = [] if self.store.trouble is None else [self.store.trouble]
         if not self.adapters.is_certain():
             faults.append("This node has lost contact with the cluster.")
+        if Room.is_used_up(self.home):
+            faults.append("The disk is full, so messages cannot be stored.")
         for one in self.adapters.supervised.values():
             if not (health := one.health()).is_ready:
                 faults.append(f"{one.label}: {STATE_WORDS[health.state].lower()}. {health.detail}".rstrip())

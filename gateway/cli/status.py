@@ -129,7 +129,11 @@ def _rows_of_daemon(found: Mapping[str, Any], now: Millis) -> Iterator[Row]:
     problems = found.get("last_hour", [])
     for label, one in _labelled("Last hour", problems[:MAX_PROBLEMS]):
         last = f"last at {format_time(one['last_at'], None)}"
-        yield label, f"{one['level']} {one['event']}, {counted(one['count'], 'time')}, {last}", _COLOURS[one["level"]]
+        yield (
+            label,
+            f"{one['level']} {one['event']}, {counted(one['count'], 'time')}, {last}",
+            _COLOURS.get(one["level"], ""),
+        )
     if not problems:
         yield "Last hour", "no warnings or errors", "green"
     ignored = [f"{count} {name}" for name, count in found.get("not_stored", {}).items() if count]

@@ -127,7 +127,7 @@ class OperatorHandler:
             }
 
         with suppress(StoreUnavailable):
-            return await self.store.read(load, self.clock.now(), cap_limits(self.runtime.config).zone)
+            return await self.store.read_within(2.0, load, self.clock.now(), cap_limits(self.runtime.config).zone)
         return {}
 
     def _agents(self) -> Mapping[str, str]:
