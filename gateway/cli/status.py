@@ -43,7 +43,10 @@ def status(
             _print(found, as_json=as_json)
         if not is_watched:
             break
-        time.sleep(WATCH_SECONDS)  # the daemon sends no events to the command line
+        try:
+            time.sleep(WATCH_SECONDS)  # the daemon sends no events to the command line
+        except KeyboardInterrupt:
+            break
     if not found["running"]:
         raise typer.Exit(3)  # the same exit code as `systemctl status` for a stopped service
 
