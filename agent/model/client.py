@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Generic, Self, TypeVar
 
 import structlog
@@ -242,7 +242,9 @@ class BaseClient(Generic[M]):
         if cost is None and usage is not None:
             cost = cost_of(usage, self._price)
             is_estimated = is_estimated or (self._price is not None and self._price.is_estimated)
-        call = ModelCall(
+        facts = {"purpose": purpose, "outcome": outcome, "took_ms": took_ms, "usage": usage, "cost": cost}
+        log.debug("model.called", route=self.route, model=self.name, **facts)
+        return ModelCall(
             purpose=purpose,
             route=self.route,
             model=self.name,
@@ -252,8 +254,6 @@ class BaseClient(Generic[M]):
             is_estimated=is_estimated,
             cost=cost,
         )
-        log.debug("model.called", **asdict(call))
-        return call
 
 
 class ModelClient(BaseClient[ChatModel]):

@@ -7,6 +7,7 @@ them, at any log level. No label names a chat or a person, and every label has a
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -33,7 +34,7 @@ from hermes_state.admin.overview import QueueStatus, load_queues
 from hermes_state.compressions import Layer
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, StoreUnavailable
-from hermes_state.values import Millis
+from hermes_state.values import CanonicalUsage, Millis
 from platforms.http_server import http_server
 
 log = structlog.get_logger()
@@ -239,8 +240,8 @@ class EventCounter:
         route = event["route"] if event["route"] in self._routes or len(self._routes) < MAX_ROUTES else "other"
         self._routes.add(route)
         self._calls.labels(route, event["outcome"]).observe(event["took_ms"] / 1_000)
-        for kind, count in (event["usage"] or {}).items():
-            self._tokens.labels(route, kind).inc(count)
+        for kind in () if event["usage"] is None else TOKEN_KINDS:
+            self._tokens.labels(route, kind).inc(getattr(event["usage"], kind))
         if event["cost"] is not None:
             self._cost.labels(route).inc(event["cost"] / 1_000_000)
         elif event["usage"] is not None:
@@ -259,3 +260,4 @@ class EventCounter:
 
 TURN_OUTCOMES: Final = ("finished", "stopped", "failed", "crashed", "abandoned")
 LAYERS: Final = get_args(Layer)
+TOKEN_KINDS: Final = tuple(kind.name for kind in fields(CanonicalUsage))
