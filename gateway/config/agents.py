@@ -108,20 +108,21 @@ class AgentRoute(BaseConfig):
         return ", ".join(f"{key} {value}" for key, value in named if value) or "all chats"
 
 
-def _routes(value: object) -> Sequence[AgentRoute]:
+def _rows(value: object) -> Sequence[object]:
     rows = listed(value)
-    if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
+    if not isinstance(rows, list | tuple):
         raise ValueError("must be a list of blocks with agent, and with chat, account, guild or role")
-    found = []
-    for number, row in enumerate(rows, start=1):
-        texts = {key: str(one) for key, one in row.items() if one is not None}
-        if "agent" not in texts:
-            raise ValueError(f"[{number}].agent is missing: set it to the name of an agent")
-        found.append(checked_block(AgentRoute, texts, f"[{number}]", AgentRoute.model_fields))
-    return found
+    return rows
 
 
-Routes: TypeAlias = Annotated[tuple[AgentRoute, ...], BeforeValidator(_routes)]
+def _route(value: object) -> AgentRoute:
+    texts = {key: str(one) for key, one in keyed(value).items() if one is not None}
+    if "agent" not in texts:
+        raise ValueError("agent is missing: set it to the name of an agent")
+    return checked_block(AgentRoute, texts, "route", AgentRoute.model_fields)
+
+
+Routes: TypeAlias = Annotated[tuple[Annotated[AgentRoute, BeforeValidator(_route)], ...], BeforeValidator(_rows)]
 
 
 def route_for_chat(routes: Sequence[AgentRoute], chat: ChatKey, scope: ChatScope, role: str = "") -> AgentRoute | None:
@@ -160,9 +161,10 @@ def route_problems(
         if route.agent not in known:
             meant = did_you_mean(route.agent, known) or f"; configured agents: {', '.join(known)}"
             yield f"{line}: routes: there is no agent {route.agent!r}{meant}"
-        if route.account and route.account not in accounts:
-            meant = did_you_mean(route.account, accounts) or f"; accounts: {', '.join(accounts)}"
-            yield f"{line}: routes: there is no account {route.account!r}{meant}"
+        for account in (route.account, route.chat.partition(":")[0]):
+            if account and account not in accounts:
+                meant = did_you_mean(account, accounts) or f"; accounts: {', '.join(accounts)}"
+                yield f"{line}: routes: there is no account {account!r}{meant}"
         elsewhere = next((name for name in (route.chat, route.account) if name and not name.startswith("discord")), "")
         if elsewhere and (route.guild or route.has_discord_role):
             what = f"guild {route.guild}" if route.guild else f"role {route.role}"

@@ -381,7 +381,7 @@ def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], 
     where = _position((*key, place) if place else key, source, file)
     is_hidden = is_secret(field) or isinstance(value, (dict, list)) or detail["type"] == "value_error"
     shown = "" if is_hidden else redact(f" (is {value!r})")  # an address may contain a password
-    shown_key = f"{dotted(key)}{place if key[-1] == 'accounts' else ''}"
+    shown_key = f"{dotted(key)}{place if key[-1] in ('accounts', 'routes') else ''}"
     return f"{where}: {shown_key}: {problem(detail, field)}{shown}"
 
 
@@ -391,9 +391,9 @@ def _position(key: KeyPath, source: str, file: YamlFile) -> str:
 
 def _first_named(text: str, chosen: Mapping[KeyPath, tuple[Any, str]]) -> tuple[KeyPath, str] | None:
     """Return the first key, or place in a list, that is named in `text` and set by any source; and this source."""
-    for name, place in re.findall(r"([a-z_]+(?:\.[a-z_]+)+)(\[[0-9]+\])?", text):
+    for name, place in re.findall(r"([a-z_]+(?:\.[a-z_]+)*)(\[[0-9]+\])?", text):
         key = tuple(name.split("."))
-        for end in range(len(key), 1, -1):
+        for end in range(len(key), 0, -1):
             if key[:end] in chosen:
                 return (*key[:end], *([place] if place else [])), chosen[key[:end]][1]
     return None

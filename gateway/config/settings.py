@@ -298,7 +298,7 @@ class Config(BaseConfig):
         places = {
             "tools.use_on": [*self.tools.use_on],
             "tools.approval_on": [*self.tools.approval_on],
-            "routes": [name for route in self.routes for name in (route.chat, route.account)],
+            **{f"routes[{place}]": (one.chat, one.account) for place, one in enumerate(self.routes, start=1)},
         }
         check_places(self.telegram, self.discord, places)
         if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:

@@ -68,8 +68,12 @@ routes: [{agent: ops, chat: discord}, {agent: desk, role: admin}]
             "file line 2: routes: there is no account 'telegram/shp'; did you mean telegram/shop?",
         ),
         (
-            "routes: [{agent: default, chat: 'telegram/ops:7'}]\ntelegram: [{name: ops, token: '1:a'}]",
-            "routes: telegram.accounts[1] is stored as telegram, so write telegram:7 instead of telegram/ops:7",
+            "telegram: [{name: ops, token: '1:a'}]\nroutes:\n  - {agent: default, chat: 'telegram/ops:7'}",
+            "file line 3: routes[1]: telegram.accounts[1] is stored as telegram, so write telegram:7 instead of t",
+        ),
+        (
+            "routes:\n  - {agent: default, chat: 'telegrm:7'}",
+            "file line 2: routes: there is no account 'telegrm'; did you mean telegram?",
         ),
         (
             "agents:\n  a:\n  b:\nroutes:\n  - {agent: a, role: admin}\n  - {role: Admin, agent: b}",
@@ -99,14 +103,21 @@ routes: [{agent: ops, chat: discord}, {agent: desk, role: admin}]
         ),
         (
             "routes:\n  - {agent: default, guild: Lab}",
-            "routes: [1].guild: must be the id of a Discord server, a number",
+            "file line 2: routes[1]: route.guild: must be the id of a Discord server, a number",
         ),
         (
             "routes:\n  - {agent: default, role: '@Staff'}",
-            "routes: [1].role: must be admin, moderator, user, or the id of a Discord role, a number",
+            "file line 2: routes[1]: route.role: must be admin, moderator, user, or the id of a Discord role, ",
         ),
-        ("routes:\n  - {chat: telegram}", "routes: [1].agent is missing: set it to the name of an agent"),
-        ("routes:\n  - {agent: default, chats: x}", "routes: [1]: unknown key chats; did you mean chat?"),
+        (
+            "routes:\n  - {agent: default}\n  - {chat: telegram}",
+            "file line 3: routes[2]: agent is missing: set it to the name of an agent",
+        ),
+        (
+            "routes:\n  - {agent: default, chats: x}",
+            "file line 2: routes[1]: route: unknown key chats; did you mean chat?",
+        ),
+        ("routes: {default: telegram}", "file line 1: routes: must be a list of blocks with agent, and with chat, "),
     ],
 )
 def test_each_mistake_is_refused_with_its_line(tmp_path: Path, yaml: str, said: str) -> None:
