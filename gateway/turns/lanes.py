@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from gateway.access.permissions import AccessControl
+from gateway.config import LoadedConfig
 from gateway.models.selection import Runtime
 from gateway.outbound.notices import tell_expired
 from gateway.turns.attachments import AttachmentHandler
@@ -92,6 +93,7 @@ class Lane:
 
     async def _step(self) -> bool:
         """Do the next piece of work. Return False if no work is left."""
+        loaded = self._lanes.runtime.live.loaded
         turn, rows, has_remains, routed = await self._lanes.store.read_short(
             _load_work, self._chat_id, self._lanes.routed_agent
         )
@@ -123,7 +125,7 @@ class Lane:
         elif (seconds := self._held_for(burst[-1], held_until(burst, rows))) > 0:
             await wait_until(self.woken, seconds)
         else:
-            await self._start(burst)
+            await self._start(burst, loaded)
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
@@ -133,7 +135,8 @@ class Lane:
             self._held = last.id, time.monotonic() + held_ms / 1000
         return self._held[1] - time.monotonic() if until else 0.0
 
-    async def _start(self, rows: Sequence[InboxRow]) -> None:
+    async def _start(self, rows: Sequence[InboxRow], loaded: LoadedConfig) -> None:
+        """Start a turn. `loaded` is the configuration whose routes selected the agent."""
         lanes = self._lanes
         revoked = [row for row in rows if await lanes.access.load_role(row.sender_ref) is None]
         if revoked:  # the senders' access was revoked after they wrote the messages
@@ -154,7 +157,7 @@ class Lane:
         if prepared is None:
             return
         async with lanes.slots:
-            if self._is_closing or not lanes.runtime.has(agent):  # a reload removed the agent in the meantime
+            if self._is_closing or lanes.runtime.live.loaded is not loaded:  # a reload may have changed the agent
                 return
             ids = [row.id for row in rows]
             try:

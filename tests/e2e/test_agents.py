@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from tests.e2e.protocols import conversation_of, prompt_of
 from tests.e2e.world import GROUP, World
 from tests.fakes.discord_state import ALICE, APPLICATION, BOB, GUILD, ROLES
@@ -248,14 +250,18 @@ async def test_a_removed_agent_keeps_its_schedules_and_questions_and_says_so(wor
     await world.ask("/schedule resume 1", "Schedule 1 is active again", chat_id=43)
 
 
-async def test_a_message_that_waits_while_its_agent_is_removed_goes_to_the_next_agent(world: World) -> None:
+@pytest.mark.parametrize("is_removed", [True, False], ids=["removed", "rerouted"])
+async def test_a_message_that_waits_during_a_reload_goes_to_the_agent_that_answers_now(
+    world: World, is_removed: bool
+) -> None:
     await started(world, "sessions: {max_turns: 1}\n")
     await world.hold(match="slow question", text="answered", times=1)
     await world.say("slow question")
     await world.asked(1)
     await world.say("hello there", chat_id=43)
     await world.stored(2)
-    world.configure(AGENTS.replace("  ops:\n", "  desk:\n").replace("agent: ops}", "agent: desk}"))
+    changed = AGENTS.replace("  ops:\n", "  desk:\n") if is_removed else AGENTS.replace("  ops:\n", "  desk:\n  ops:\n")
+    world.configure(changed.replace("agent: ops}", "agent: desk}") + "sessions: {max_turns: 1}\n")
     await world.reload()
     await world.release()
     assert await world.replies(1, chat_id=43, match="hello there")
