@@ -1,6 +1,7 @@
 """Run the performance suite: `python -m bench [GROUP…]` prints every figure and its bar as one table."""
 
 from bench import (
+    agents_bench,
     compression_bench,
     console_bench,
     estimate_bench,
@@ -38,6 +39,7 @@ GROUPS: Groups = {
     "crowd": gateway_bench.crowd,
     "streaming": gateway_bench.streaming,
     "discord": gateway_bench.discord,
+    "agents": agents_bench.run,
     "features": features_bench.run,
     "full": stored_bench.full,
     "long": stored_bench.long,
