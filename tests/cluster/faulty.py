@@ -29,8 +29,8 @@ END $$
 
 @asynccontextmanager
 async def faulty_cluster(folder: Path, address: str) -> AsyncIterator[Cluster]:
-    """Yield a cluster with Telegram, Discord, a model and a database. No node is started yet."""
-    async with cluster_in(folder, address, telegram=True, discord=True, program=run_node) as made:
+    """Yield a cluster with two bots on Telegram, Discord, a model and a database. No node is started yet."""
+    async with cluster_in(folder, address, is_further=True, discord=True, program=run_node) as made:
         made.environ |= SETTINGS
         await made.dc.post("config", {"rate_limits": False})
         yield made

@@ -1,6 +1,7 @@
 """A test world with several nodes: gateways with separate home folders that share one database and one bot."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,8 @@ from urllib.parse import urlsplit
 from hermes_state.store.seats import LockKind
 from tests.cluster.program import NOTEBOOK
 from tests.e2e.protocols import CHAT_COMPLETIONS
-from tests.e2e.world import Gateway, World
+from tests.e2e.world import TOKEN, Gateway, World
+from tests.fakes import fake_telegram
 
 
 class Cluster(World):
@@ -21,6 +23,18 @@ class Cluster(World):
         super().__init__(folder, CHAT_COMPLETIONS)
         self.address: str = address
         self.nodes: dict[str, Gateway] = {}
+
+    async def open(self, *, is_further: bool = False, **options: Any) -> None:
+        """Start the fake services. If `is_further`, people write to the second of two bots on Telegram."""
+        await super().open(**options)
+        if is_further:
+            first = await self._serve(fake_telegram.make_app(username="first_bot"))
+            self.environ["HERMES_TELEGRAM__ACCOUNTS"] = self.accounts()
+            self.environ |= {"HERMES_TELEGRAM__BASE_URL": first, "HERMES_TELEGRAM__TOKEN": "1:FIRST"}
+
+    def accounts(self, **further: object) -> str:
+        """Return the list of two bots. `further` are keys of the second one."""
+        return json.dumps([{}, {"name": "operations", "token": TOKEN, "base_url": self.tg.url, **further}])
 
     def add(self, name: str, role: str = "node", **changes: str) -> Gateway:
         """Add a node without starting it."""

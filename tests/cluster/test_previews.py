@@ -1,12 +1,14 @@
+from functools import partial
 from typing import Any
 
 import pytest
 
 from hermes_state.store.seats import LockKind
-from tests.cluster.nodes import Cluster
+from tests.cluster.nodes import Cluster, cluster_in
 from tests.cluster.test_owners import until
 
 pytestmark = pytest.mark.cluster
+CLUSTER = partial(cluster_in, is_further=True)
 
 WORDS = "word " * 40
 TYPING_SECONDS = 5.0
