@@ -1,7 +1,6 @@
 """Two Telegram bots and one Discord bot in one gateway."""
 
 import json
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ import pytest
 
 from gateway.config import load_config
 from gateway.daemon.process import lock_folder, token_locks
-from tests.databases import about_files
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.test_discord import ready
 from tests.e2e.test_discord import say as say_on_discord
 from tests.e2e.test_discord import sent as sent_on_discord
-from tests.e2e.test_upgrade import restored
 from tests.e2e.world import Program, World
 from tests.fakes import fake_telegram
 from tests.fakes.labkit import Control, Server
@@ -48,8 +45,10 @@ class Bots(World):
         return json.loads(said)
 
 
-async def open_bots(folder: Path, protocol: ModelProtocol, program: Program) -> AsyncIterator[Bots]:
-    world = Bots(folder, protocol)
+async def open_bots(
+    folder: Path, protocol: ModelProtocol, program: Program, kind: type[Bots] = Bots
+) -> AsyncIterator[Bots]:
+    world = kind(folder, protocol)
     await world.open(discord=True, program=program)
     try:
         await world.dc.post("config", {"rate_limits": False})
@@ -224,28 +223,3 @@ async def test_a_new_account_connects_after_a_restart(bots: Bots) -> None:
     await bots.gateway.start()
     await bots.say2("hello")
     assert await bots.replies2(1, match="hello")
-
-
-@about_files
-async def test_the_chats_of_an_earlier_version_stay_with_the_first_bot(bots: Bots) -> None:
-    shutil.rmtree(bots.home)
-    restored(bots.home)
-    (bots.home / ".env").unlink(missing_ok=True)
-    bots.list_accounts()
-    [(before, chat_id)] = bots.query(
-        "SELECT a.lineage_id, c.id FROM chats c JOIN sessions a ON a.id = c.active_session_id WHERE c.chat_ref = '42'"
-    )
-    for number in range(1, 101):  # Telegram has used these ids before
-        await bots.tg.post("message", {"chat_id": 42, "user_id": 42, "text": f"old {number}"})
-    await bots.tg.post("expire")
-    await bots.gateway.start()
-    await bots.say("what is new?")
-    assert await bots.replies(1)
-    await bots.say2("hello")
-    assert await bots.replies2(1)
-    rows = bots.query(
-        """SELECT c.account, c.id, a.lineage_id FROM chats c JOIN sessions a ON a.id = c.active_session_id
-        WHERE c.chat_ref = '42' ORDER BY c.account"""
-    )
-    assert rows[0] == ("telegram", chat_id, before)
-    assert [row[0] for row in rows] == ["telegram", "telegram/operations"]
