@@ -18,7 +18,6 @@ from gateway.config import (
     reload_differences,
 )
 from gateway.config.fields import VARIABLES, dotted
-from gateway.config.settings import Config
 from gateway.config.writing import load_draft, new_files, write_files
 from gateway.daemon.agent import AgentMaker, agent_inputs
 from gateway.daemon.tools import BuiltInTools
@@ -99,7 +98,7 @@ class Reloader:
         self.on_applied()
         await warn_removed_agents(self.agents.store, merged)
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
-        log_prices_and_caching(merged.config)
+        log_prices_and_caching(merged)
         return plan
 
 
@@ -120,13 +119,15 @@ async def warn_removed_agents(store: Store, loaded: LoadedConfig) -> None:
         log.warning("agent.removed", agent=one.agent, reason=reason)
 
 
-def log_prices_and_caching(config: Config) -> None:
-    if names := unpriced_models(config):
+def log_prices_and_caching(loaded: LoadedConfig) -> None:
+    """Log the models without a price that spending caps block, and how each agent uses the prompt cache."""
+    if names := unpriced_models(loaded.config, loaded.named_agents.values()):
         log.warning("model.unpriced", models=names, hint=unpriced_sentence(names))
-    model = config.model
-    route = f"{model.protocol}:{model.route.host}" if model.route.host else model.protocol
-    is_on = marks_prompts(model.route.name or "", route)
-    log.info("prompt_cache.configured", is_on=is_on, route=route, ttl=model.cache_ttl, model=model.label)
+    for name in loaded.agent_names:
+        model = loaded.agent(name).config.model
+        route = f"{model.protocol}:{model.route.host}" if model.route.host else model.protocol
+        is_on, named = marks_prompts(model.route.name or "", route), {"agent": name} if name else {}
+        log.info("prompt_cache.configured", is_on=is_on, route=route, ttl=model.cache_ttl, model=model.label, **named)
 
 
 def _warn(warnings: Sequence[str]) -> None:

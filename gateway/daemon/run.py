@@ -139,8 +139,7 @@ async def _serve_until_stopped(parts: Parts) -> None:
         if model.protocol == "offline":
             hint = f"the built-in offline model answers; to use a real one, {MODEL_SETUP_HINT}"
             log.warning("model.offline", hint=hint)
-        for name in loaded.agent_names:
-            log_prices_and_caching(loaded.agent(name).config)
+        log_prices_and_caching(loaded)
         await warn_removed_agents(parts.store, loaded)
         await parts.signals.stopping.wait()
         notify(parts.environ, "STOPPING=1")

@@ -1,6 +1,6 @@
 """Prices, spending caps and the ledger for model clients."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from zoneinfo import ZoneInfo
 
 from agent.model.base import Caps
@@ -56,11 +56,15 @@ def _limit(amount: float | None) -> MicroUsd | None:
     return None if amount is None else micro_usd(amount)
 
 
-def unpriced_models(config: Config) -> list[str]:
-    """Return the configured models that are never called, because a cap is set and their price is unknown."""
-    if not config.costs.has_caps:
-        return []
-    return [name for name in dict.fromkeys(_configured_names(config)) if price_in(config, name) is None]
+def unpriced_models(config: Config, agents: Iterable[AgentConfig] = ()) -> list[str]:
+    """Return the models of the unnamed agent and of `agents` that are never called.
+
+    A model is not called if a cap is set and its price is unknown.
+    """
+    capped = [config] if config.costs.has_caps else []
+    capped += [one.config for one in agents if one.config.costs.has_caps or one.daily_cap is not None]
+    names = dict.fromkeys(name for one in capped for name in _configured_names(one))
+    return [name for name in names if price_in(config, name) is None]
 
 
 def estimated_models(config: Config) -> list[str]:

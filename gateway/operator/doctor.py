@@ -285,7 +285,7 @@ def _installed(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    if names := unpriced_models(loaded.config):
+    if names := unpriced_models(loaded.config, loaded.named_agents.values()):
         sentence = unpriced_sentence(names)
         yield warning("costs", f"{sentence[0].upper()}{sentence[1:]}.")
     elif loaded.config.costs.has_caps:

@@ -139,3 +139,17 @@ def test_every_model_blocked_by_a_cap_is_named(tmp_path: Path) -> None:
     names = unpriced_models(loaded(tmp_path / "home", yaml))
     assert names == ["lab-128k", "lab-4k", "lab-16k", "lab-ears"]
     assert "costs.prices" in unpriced_sentence(names)
+
+
+def test_a_model_blocked_by_the_cap_of_an_agent_is_named(tmp_path: Path) -> None:
+    yaml = """
+    model: {name: lab-128k, base_url: "http://127.0.0.1:1/v1"}
+    costs: {prices: {lab-8k: {input: 1, output: 2}}}
+    agents:
+      capped: {model: lab-4k, costs: {daily_cap: 1}}
+      priced: {model: lab-8k, costs: {chat_daily_cap: 1}}
+      free: {model: lab-16k}
+    """
+    (tmp_path / "config.yaml").write_text(yaml)
+    found = load_config({"HERMES_HOME": str(tmp_path)})
+    assert unpriced_models(found.config, found.named_agents.values()) == ["lab-4k"]
