@@ -29,10 +29,10 @@ class Cluster(World):
         await super().open(**options)
         if is_further:
             first = await self._serve(fake_telegram.make_app(username="first_bot"))
-            self.environ["HERMES_TELEGRAM__ACCOUNTS"] = self.accounts()
+            self.environ["HERMES_TELEGRAM__ACCOUNTS"] = self.bot_list()
             self.environ |= {"HERMES_TELEGRAM__BASE_URL": first, "HERMES_TELEGRAM__TOKEN": "1:FIRST"}
 
-    def accounts(self, **further: object) -> str:
+    def bot_list(self, **further: object) -> str:
         """Return the list of two bots. `further` are keys of the second one."""
         return json.dumps([{}, {"name": "operations", "token": TOKEN, "base_url": self.tg.url, **further}])
 

@@ -1,9 +1,9 @@
-"""Two Telegram bots of one cluster, each served by another node."""
+"""Three bots and three agents in a cluster, with one bot for each node."""
 
 import json
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -11,24 +11,46 @@ import pytest
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.store.seats import account_lock
 from tests.cluster.nodes import Cluster
+from tests.e2e.protocols import conversation_of, prompt_of
 from tests.e2e.test_accounts import OTHER_TOKEN
+from tests.e2e.test_discord import say as say_on_discord
+from tests.e2e.test_discord import sent as sent_on_discord
+from tests.e2e.world import Gateway
 from tests.fakes import fake_telegram
 from tests.fakes.labkit import Control, Server
 
 pytestmark = pytest.mark.cluster
 
 FURTHER = "telegram/operations"
+AGENTS = {
+    "HERMES_AGENTS": json.dumps(
+        {
+            "support": {"persona": "You help customers."},
+            "ops": {"persona": "You look after servers.", "model": {"name": "lab-32k", "context_length": 32_000}},
+            "desk": {"persona": "You are at the desk.", "costs": {"daily_cap": 5}},
+        }
+    ),
+    "HERMES_COSTS__PRICES": '{"lab-*": {"input": 1, "output": 1}}',
+    "HERMES_ROUTES": json.dumps(
+        [
+            {"account": "telegram", "agent": "support"},
+            {"account": FURTHER, "agent": "ops"},
+            {"chat": "discord", "agent": "desk"},
+        ]
+    ),
+}
+PERSONAS = {"support": "You help customers.", "operations": "You look after servers.", "discord": "at the desk."}
 
 
 class BotCluster(Cluster):
-    """A cluster with a second Telegram bot, which has a server of its own."""
+    """A cluster with a second Telegram bot, which has a server of its own, and a Discord bot."""
 
     tg2: Control
 
     def accounts(self, token: str = OTHER_TOKEN) -> dict[str, str]:
-        """Return the setting that adds the second bot."""
+        """Return the settings that add the second bot and three agents."""
         rows = [{"name": "support"}, {"name": "operations", "token": token, "base_url": self.tg2.url}]
-        return {"HERMES_TELEGRAM__ACCOUNTS": json.dumps(rows), "HERMES_CLUSTER__SEAT_SECONDS": "30"}
+        return {"HERMES_TELEGRAM__ACCOUNTS": json.dumps(rows), "HERMES_CLUSTER__SEAT_SECONDS": "30", **AGENTS}
 
     async def ask2(self, text: str) -> None:
         """Send a message to the second bot, and wait for its answer."""
@@ -36,18 +58,45 @@ class BotCluster(Cluster):
         query = {"method": "sendMessage", "chat_id": 42, "wait": 20, "count": 1, "match": text}
         assert await self.tg2.get("sent", **query), text
 
+    async def ask_all(self, word: str) -> None:
+        """Send a message to each bot, and wait for the answers."""
+        await self.ask(f"{word} to support", f"{word} to support")
+        await self.ask2(f"{word} to operations")
+        await say_on_discord(self, f"{word} to discord")
+        assert await sent_on_discord(self, 1, match=f"{word} to discord")
+
     async def owners(self) -> dict[str, list[str]]:
-        """Return the Telegram accounts that each running node serves."""
+        """Return the accounts that each running node serves."""
         code, said = await self.command_line("cluster", "status", "--json", node=next(iter(self.nodes.values())))
         assert code == 0, said
         return {one["name"]: one["accounts"] for one in json.loads(said)["nodes"] if one["is_alive"]}
+
+    async def start_apart(self, logs: Mapping[str, str]) -> list[Gateway]:
+        """Start a node for each account, and wait for its log to contain the words of `logs`."""
+        nodes: list[Gateway] = []
+        with ExitStack() as stack:
+            others = {name: stack.enter_context(closing(PostgresConnection.open(self.address))) for name in logs}
+            for account, other in others.items():  # keeps the account free for its node
+                lock = account_lock(account)
+                other.execute("SELECT pg_advisory_lock(CAST(? AS int), CAST(? AS int))", (int(lock.kind), lock.key))
+            for number, (account, words) in enumerate(logs.items(), start=1):
+                others[account].close()
+                node = self.add(f"node-{number}", **self.accounts())
+                await node.start()
+                await node.wait_for_log(words)
+                node.signal(signal.SIGSTOP)  # so that it does not get the next account
+                nodes.append(node)
+        for node in nodes:
+            node.signal(signal.SIGCONT)
+        return nodes
 
 
 @asynccontextmanager
 async def bot_cluster(folder: Path, address: str) -> AsyncIterator[BotCluster]:
     cluster = BotCluster(folder, address)
-    await cluster.open()
+    await cluster.open(discord=True)
     try:
+        await cluster.dc.post("config", {"rate_limits": False})
         async with Server(fake_telegram.make_app(username="operations_bot")) as server:
             cluster.tg2 = Control(server.url, cluster.http)
             yield cluster
@@ -58,29 +107,34 @@ async def bot_cluster(folder: Path, address: str) -> AsyncIterator[BotCluster]:
 CLUSTER = bot_cluster
 
 
-async def test_two_nodes_serve_one_account_each_and_take_over_from_each_other(cluster: BotCluster) -> None:
-    lock = account_lock(FURTHER)
-    with closing(
-        PostgresConnection.open(cluster.address)
-    ) as other:  # keeps the second account free for the second node
-        other.execute("SELECT pg_advisory_lock(CAST(? AS int), CAST(? AS int))", (int(lock.kind), lock.key))
-        [one] = await cluster.start("one", **cluster.accounts())
-        one.signal(signal.SIGSTOP)
-    two = cluster.add("two", **cluster.accounts())
-    await two.start()
-    await two.wait_for_log("telegram.signed_in")
-    one.signal(signal.SIGCONT)
-    assert await cluster.owners() == {"one": ["telegram"], "two": [FURTHER]}
-
-    await cluster.ask("to support", "to support")
-    await cluster.ask2("to operations")
-    assert await cluster.replies(0, wait=0, match="operations") == []
+async def test_each_of_three_bots_has_one_node_and_its_own_agent_also_after_takeovers(cluster: BotCluster) -> None:
+    signed_in = {"telegram": "telegram.signed_in", FURTHER: "telegram.signed_in", "discord": "discord running"}
+    _, two, three = await cluster.start_apart(signed_in)
+    assert await cluster.owners() == {"node-1": ["telegram"], "node-2": [FURTHER], "node-3": ["discord"]}
+    await cluster.ask_all("first")
+    assert await cluster.replies(0, wait=0, match="operations|discord") == []
 
     await two.kill()
-    await cluster.ask2("after the takeover")
-    await cluster.ask("still here", "still here")
-    assert await cluster.owners() == {"one": ["telegram", FURTHER]}
-    assert cluster.query("SELECT account, epoch FROM accounts ORDER BY account") == [("telegram", 1), (FURTHER, 2)]
+    await cluster.ask_all("second")
+    await three.kill()
+    await cluster.ask_all("third")
+    assert await cluster.owners() == {"node-1": ["discord", "telegram", FURTHER]}
+    epochs = cluster.query("SELECT account, epoch FROM accounts ORDER BY account")
+    assert [account for account, _ in epochs] == ["discord", "telegram", FURTHER]
+    assert epochs[1][1] == 1, "no other node has had it"
+
+    for request in await cluster.asked(9):
+        said = conversation_of(request)
+        [bot] = [name for name in PERSONAS if f"to {name}" in said]
+        assert PERSONAS[bot] in prompt_of(request)[0].text
+        assert request["body"]["model"] == ("lab-32k" if bot == "operations" else "lab-128k")
+    assert cluster.query("SELECT agent, count(*) FROM sessions GROUP BY agent ORDER BY agent") == [
+        ("desk", 1),
+        ("ops", 1),
+        ("support", 1),
+    ]
+    polls = [row for bot in (cluster.tg, cluster.tg2) for row in await bot.get("calls", method="getUpdates")]
+    assert not [row for row in polls if "Conflict" in str(row["error"])], "no bot had two nodes at a time"
 
 
 @pytest.mark.parametrize("is_other_token", [False, True], ids=["one account less", "another token"])

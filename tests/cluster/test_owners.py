@@ -152,7 +152,7 @@ async def test_the_next_owner_is_posted_to_at_its_own_webhook(cluster: Cluster) 
     places = [(name, cluster.free_port()) for name in ("owner", "heir")]
     nodes = []
     for name, port in places:
-        bots = cluster.accounts(webhook={"url": f"http://127.0.0.1:{port}/telegram", "port": port})
+        bots = cluster.bot_list(webhook={"url": f"http://127.0.0.1:{port}/telegram", "port": port})
         nodes += await cluster.start(name, HERMES_TELEGRAM__ACCOUNTS=bots)
     await cluster.tg.get("calls", method="setWebhook", wait=15, count=1)
     await cluster.converse("before")
