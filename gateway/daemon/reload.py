@@ -17,7 +17,7 @@ from gateway.config import (
     merge_for_reload,
     reload_differences,
 )
-from gateway.config.fields import VARIABLES, dotted
+from gateway.config.fields import DEFAULT_SOURCE, VARIABLES, dotted
 from gateway.config.writing import load_draft, new_files, write_files
 from gateway.daemon.agent import AgentMaker, agent_inputs
 from gateway.daemon.tools import BuiltInTools
@@ -110,12 +110,15 @@ async def warn_removed_agents(store: Store, loaded: LoadedConfig) -> None:
     except StateError as error:  # without a database, the start and the reload continue
         log.warning("agent.removed_unknown", error=str(error))
         return
+    source = loaded.sources["agents"]
+    where = str(loaded.config_file) if source == DEFAULT_SOURCE else source
     for one in removed:
-        work = [counted(one.schedules, "active schedule"), counted(one.turns, "open turn"), counted(one.chats, "chat")]
-        reason = (
-            f"{loaded.sources['agents']}: agents has no {one.agent}, but that agent has {', '.join(work[:2])} and was "
-            f"chosen in {work[2]}: add it again to continue, or remove the schedules with /schedule"
-        )
+        work = ((one.schedules, "active schedule"), (one.turns, "open turn"))
+        has = " and ".join(counted(number, noun) for number, noun in work if number)
+        facts = [f"has {has}"] if has else []
+        facts += [f"was chosen in {counted(one.chats, 'chat')}"] if one.chats else []
+        hint = ", or remove the schedules with /schedule" if one.schedules else ""
+        reason = f"{where}: agents has no {one.agent}, but it {', and '.join(facts)}: add it again to continue{hint}"
         log.warning("agent.removed", agent=one.agent, reason=reason)
 
 

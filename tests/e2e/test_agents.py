@@ -237,7 +237,10 @@ async def test_a_removed_agent_keeps_its_schedules_and_questions_and_says_so(wor
     await world.ask("keep a note", "May I use", chat_id=43)
     world.configure(AGENTS.replace("  ops:\n", "  desk:\n").replace("agent: ops}", "agent: desk}"))
     await world.reload()
-    assert "agents has no ops, but that agent has 1 active schedule, 1 open turn" in world.gateway.log_text()
+    assert (
+        "agents has no ops, but it has 1 active schedule and 1 open turn: add it again to continue, or"
+        in world.gateway.log_text()
+    )
     await world.gateway.kill()
     await world.gateway.start()
     await world.ask("/approve", "The agent ops is no longer configured, so I cannot finish this answer", chat_id=43)
