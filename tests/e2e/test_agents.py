@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agent.tools.terminal.sandbox import probe_sandbox
 from tests.e2e.protocols import conversation_of, prompt_of
 from tests.e2e.world import GROUP, World
 from tests.fakes.discord_state import ALICE, APPLICATION, BOB, GUILD, ROLES
@@ -13,7 +14,7 @@ SAID = "the orchid code is 7719"
 """Words that one agent is told, and that no other may ever read."""
 AGENTS = """
 access: {allow: ["telegram:42", "telegram:43"], admins: ["telegram:1", "telegram:42"]}
-tools: {approval: {writes: allow}}
+tools: {approval: {writes: allow, executes: allow}}
 costs: {prices: {"lab-*": {input: 3, output: 15}}}
 agents:
   ops:
@@ -146,17 +147,29 @@ async def test_a_reload_adds_and_removes_agents_and_only_then_ends_their_convers
     assert json.loads(json.dumps(world.query("SELECT count(*) FROM inbox WHERE state = 'dropped'"))) == [[0]]
 
 
-SURFACES = {
+SURFACES: dict[str, tuple[str, dict[str, Any]]] = {
     "search": ("history_search", {"query": "orchid code"}),
     "open": ("history_open", {"id": "m1"}),
     "files": ("list_files", {}),
     "file": ("read_file", {"path": "orchid.md"}),
+    "stored result": ("read_file", {"path": "m1"}),
     "file search": ("search_files", {"pattern": "orchid"}),
+    "result search": ("search_files", {"pattern": "orchid", "path": "m1"}),
+    "sent file": ("send_file", {"path": "orchid.md"}),
+    "terminal": ("terminal", {"command": "cat *"}),
+    "commands": ("terminal", {"action": "list"}),
+    "notes": ("memory", {"action": "remove", "target": "memory", "old": "no such words"}),
     "schedules": ("schedule", {"action": "list"}),
+    "other schedule": ("schedule", {"action": "pause", "id": 7}),
     "to-do list": ("todo", {}),
-    "sub-agent": ("delegate", {"task": "use-search now"}),
+    "sub-agent search": ("delegate", {"task": "search"}),
+    "sub-agent file": ("delegate", {"task": "file"}),
 }
-COMMANDS = ("/history", "/sessions", "/memory", "/schedule", "/todo", "/rules", "/tools", "/status", "/usage", "/title")
+"""Tool calls that try to find the secret. A sub-agent makes the call that is its task."""
+COMMANDS = (
+    *("/history", "/sessions", "/memory", "/schedule", "/todo", "/rules", "/tools", "/steps", "/queue"),
+    *("/status", "/usage", "/title"),
+)
 
 
 async def told(world: World) -> None:
@@ -167,7 +180,8 @@ async def told(world: World) -> None:
     items = [{"id": "1", "content": SAID, "status": "pending"}]
     todo = {"name": "todo", "arguments": {"todos": items}}
     times = {"name": "schedule", "arguments": {"action": "add", "cron": "0 8 * * *", "text": SAID}}
-    await world.script_calls("keep this", note, person, file, todo, times)
+    command = {"name": "terminal", "arguments": {"command": f"echo {SAID}; sleep 287", "background": True}}
+    await world.script_calls("keep this", note, person, file, todo, times, command)
     await world.converse(f"From now on, remember to keep this: {SAID}")
     await world.ask("/title orchid code 7719", "is now called")
     assert world.query("SELECT count(*) FROM schedules") == [(1,)]
@@ -181,34 +195,40 @@ async def shown_by(world: World, word: str, *, only_results: bool = False) -> se
     """
     await world.ask(f"hello {word}", f"hello {word}")  # the notice about the new conversation comes before the answer
     found = set[str]()
-    searching = {"name": "history_search", "arguments": {"query": "orchid code"}}
-    await world.script(match=f"{word} search", last_role="user", tool_calls=[searching], times=1)
     for surface, (tool, arguments) in SURFACES.items():
         since = len(await world.asked(1))
-        task = {"task": f"{word} search"} if tool == "delegate" else arguments
-        await world.script_call(f"{word} {surface}", tool, **task)
+        if tool == "delegate":
+            called, inner = SURFACES[arguments["task"]]
+            await world.script_call(f"{word} {arguments['task']}", called, **inner)
+            arguments = {"task": f"{word} {arguments['task']}"}
+        await world.script_call(f"{word} {surface}", tool, **arguments)
         await world.converse(f"{word} {surface}")
         requests = (await world.asked(since + 2))[since:]
         assert len(requests) >= (4 if tool == "delegate" else 2), "the tool was called"
         texts = [prompt_of(request)[-1].text if only_results else json.dumps(request["body"]) for request in requests]
         found |= {surface for text in texts if "7719" in text}
     for command in COMMANDS:
-        count = len(await world.visible())
+        count = len(await world.replies(0, wait=0))
         await world.say(command)
-        await world.replies(count + 1)
-        found |= {command for text in (await world.visible())[count:] if "7719" in text}
+        replies = await world.replies(count + 1)
+        assert len(replies) > count, command
+        found |= {command for text in replies[count:] if "7719" in text}
     return found
 
 
 async def test_no_surface_shows_one_agent_the_words_of_another_in_the_same_chat(world: World) -> None:
-    await started(world)
+    await started(world, "terminal: {enabled: true}\n")
     await told(world)
     await world.ask("/agent support", "the agent support answers here")
     assert await shown_by(world, "support") == set()
-    assert not (world.home / "agents" / "support" / "memory").exists()
+    for action in ("run", "pause", "remove"):
+        await world.ask(f"/schedule {action} 1", "There is no schedule 1 here; no schedules are set")
+    written = [path for path in (world.home / "agents").rglob("*") if path.is_file()]
+    assert not any("7719" in path.read_text() for path in written)
     await world.ask("/agent default", "the agent default answers here")
     found = await shown_by(world, "default", only_results=True)
-    tools = {"search", "open", "file", "file search", "schedules"}
+    tools = {"search", "open", "file", "file search", "notes", "schedules", "sub-agent file"}
+    tools |= {"terminal", "commands"} if probe_sandbox().fault is None else set()
     assert found >= {*tools, "/memory", "/schedule", "/sessions"}, "the agent itself finds them in a new conversation"
 
 
