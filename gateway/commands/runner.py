@@ -92,12 +92,18 @@ class CommandRunner:
 
     async def _run(self, row: InboxRow) -> RunningTurn | None:
         chat = await self._context.store.read(load_chat, row.chat_id)
-        key = chat.key
-        with bound_contextvars(platform=key.platform, account=key.account, chat=key.name, inbox_id=row.id):
+        agent, key = await self._context.store.read(load_agent, row.chat_id), chat.key
+        with bound_contextvars(
+            platform=key.platform,
+            account=key.account,
+            chat=key.name,
+            inbox_id=row.id,
+            **({"agent": agent} if agent else {}),
+        ):
             effect = say(CRASH_SENTENCE)
             try:
                 try:
-                    effect = await self._decide(row, chat)
+                    effect = await self._decide(row, chat, agent)
                     outcome = await self._store(row, chat, effect)
                 except StoreUnavailable:  # the caller will try again
                     raise
@@ -137,7 +143,7 @@ class CommandRunner:
         with crash_logged("command.crashed", inbox_id=inbox_id):  # an error in a command must not end the daemon
             await retried(run, StateError, "command.delayed", backoff=Backoff(0.5), inbox_id=inbox_id)
 
-    async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
+    async def _decide(self, row: InboxRow, chat: Chat, agent: str) -> CommandResult:
         """Return the effect of the command. A refusal is an effect that only replies."""
         parsed, command = self._context.registry.resolve(row.payload.text, row.payload.words_by)
         assert parsed is not None, "a row of this kind contains a command line"
@@ -149,7 +155,6 @@ class CommandRunner:
         place = (self._context.access, row.sender_ref, chat.key, chat.kind)
         if (refusal := command.refusal(parsed.argument, *place)) is not None:
             return say(refusal)
-        agent = await self._context.store.read(load_agent, chat.id)
         context = replace(self._context, runtime=self._context.runtime.of(agent))
         request = CommandRequest(context=context, row=row, chat=chat, role=role, argument=parsed.argument)
         try:
