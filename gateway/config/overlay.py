@@ -11,6 +11,7 @@ from gateway.config.fields import BLOCKS
 from gateway.config.files import KeyPath
 from gateway.config.routes import RouteConfig, written_route
 from gateway.config.settings import Config, ModelConfig
+from gateway.config.tool_settings import ToolsConfig, ToolSwitch
 
 SHARED_NOTES = "_shared"
 """Folder in `agents/` with the notes about people of agents that share them, if the unnamed agent does not."""
@@ -29,6 +30,10 @@ class AgentConfig:
     """Maximum spending of this agent per day. `config.costs.daily_cap` limits all agents together."""
     shares_notes: bool = False
     """True if other agents that share their notes about people can read and write this agent's."""
+
+    @property
+    def has_caps(self) -> bool:
+        return self.daily_cap is not None or self.config.costs.has_caps
 
 
 def is_agent_key(key: KeyPath) -> bool:
@@ -49,9 +54,10 @@ def completed_agent(name: str, laid: Config, top: Config, own: Mapping[str, Any]
 
     `own` has the keys that only agents have. Raises `ValueError` with a message of the form `key: message`.
     """
+    costs = laid.costs.model_copy(update={"daily_cap": top.costs.daily_cap})
     agent = AgentConfig(
         name=name,
-        config=laid.model_copy(update={"costs": laid.costs.model_copy(update={"daily_cap": top.costs.daily_cap})}),
+        config=laid.model_copy(update={"costs": costs, "tools": _tools(laid.tools, top.tools)}),
         daily_cap=laid.costs.daily_cap if own.get("has_daily_cap") else None,
         skills=_folder(home, own.get("skills") or "skills"),
         shares_notes=_switch(own.get("shared_notes", False)),
@@ -70,6 +76,25 @@ def completed_agent(name: str, laid: Config, top: Config, own: Mapping[str, Any]
         model = _model(top.model, own["model"])
         agent = replace(agent, config=agent.config.model_copy(update={"model": model}))
     return agent
+
+
+def _tools(laid: ToolsConfig, top: ToolsConfig) -> ToolsConfig:
+    """Return the settings for an agent's tools. What the agent says about some tools and places adds to the top level.
+
+    So a tool that is off at the top level stays off, unless the agent names it, or all other tools with `*`.
+    """
+
+    def added(own: dict[str, ToolSwitch], to: dict[str, ToolSwitch]) -> dict[str, ToolSwitch]:
+        return own if "*" in own else {**to, **own}
+
+    places = {place: added(own, top.use_on.get(place, {})) for place, own in laid.use_on.items()}
+    return laid.model_copy(
+        update={
+            "use": added(laid.use, top.use),
+            "use_on": {**top.use_on, **places},
+            "approval_on": {**top.approval_on, **laid.approval_on},
+        }
+    )
 
 
 def _folder(home: Path, name: object) -> Path:

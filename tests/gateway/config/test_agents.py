@@ -56,6 +56,28 @@ routes: [{agent: ops, chat: discord}, {agent: desk, role: admin}]
     assert {"sk-main-key-123", "sk-ops-key-4567"} <= {*found.secrets()}
 
 
+def test_a_tool_that_is_off_at_the_top_level_stays_off_unless_an_agent_names_it(tmp_path: Path) -> None:
+    found = loaded(
+        tmp_path,
+        """
+tools:
+  use: {terminal: "off", web_fetch: admins}
+  use_on: {discord: {delegate: "off"}}
+  approval_on: {discord: {writes: deny}}
+agents:
+  ops: {tools: {use: {web_fetch: "on"}, use_on: {discord: {todo: "off"}}, approval_on: {telegram: {writes: allow}}}}
+  desk: {tools: {use: {"*": "off", todo: "on"}}}
+""",
+    )
+    ops, desk = found.agent("ops").config.tools, found.agent("desk").config.tools
+    on_discord, topic = (ChatKey(platform=one, account=one, chat_ref="5") for one in ("discord", "telegram"))
+    switches = {name: ops.switch_of(name, on_discord) for name in ("terminal", "web_fetch", "delegate", "todo")}
+    assert switches == {"terminal": "off", "web_fetch": "on", "delegate": "off", "todo": "off"}
+    assert (ops.approval_in(on_discord).writes, ops.approval_in(topic).writes) == ("deny", "allow")
+    assert [desk.switch_of(name, topic) for name in ("web_fetch", "todo")] == ["off", "on"]
+    assert found.config.tools.use == {"terminal": "off", "web_fetch": "admins"}
+
+
 @pytest.mark.parametrize(
     ("yaml", "said"),
     [
