@@ -19,6 +19,7 @@ from markdown_it.token import Token
 from agent.model.base import Endpoint, Payer
 from agent.model.client import BaseClient
 from agent.model.errors import sentence_for
+from gateway.config.overlay import AgentConfig
 from gateway.config.routes import RouteConfig, completed, written_route
 from gateway.config.settings import Config
 from gateway.models.pricing import SpendingControl, price_in
@@ -27,6 +28,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.switches import VOICE
 from gateway.turns.file_kinds import AttachmentError
 from hermes_state import attachments, inbox, outbox
+from hermes_state.agents import load_agent
 from hermes_state.aio import cancel_all
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import load_chat
@@ -72,27 +74,32 @@ NOT_RECORDED = "I could not record a voice message for this answer. The text abo
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class AudioHandler(Generic[C]):
-    """Calls an audio model with the current configuration."""
+    """Calls an audio model with the current configuration, and with the caps of the agent in the chat."""
 
     store: Store
     runtime: Runtime
     clock: Clock
-    make_client: Callable[[Config], C]
-    _clients: list[C] = field(default_factory=list, init=False)
-    """Clients, with the current one last. Older clients can be in use for a short time after a reload."""
-    _inputs: object = field(default=None, init=False)
+    make_client: Callable[[Config, AgentConfig], C]
+    _clients: list[tuple[object, C]] = field(default_factory=list, init=False)
+    """Clients with the settings that they were made from. Older clients can be in use for a short time."""
 
     async def close(self) -> None:
-        for client in self._clients:
+        for _, client in self._clients:
             await client.model.close()
 
-    def _client(self) -> C:
-        config = self.runtime.config
-        inputs = (config.transcription, config.voice, config.model, config.costs, config.agent.time_zone)
-        if inputs != self._inputs:
-            self._clients.append(self.make_client(config))
-            self._inputs = inputs
-        return self._clients[-1]
+    async def _client(self, chat_id: ChatId) -> C:
+        return await asyncio.to_thread(self._client_of, await self.store.read(load_agent, chat_id))
+
+    def _client_of(self, name: str) -> C:
+        config, loaded = self.runtime.config, self.runtime.live.loaded
+        agent = loaded.agent(name if name in loaded.agent_names else "")
+        audio, costs = (config.transcription, config.voice, config.model), (name, agent.config.costs, agent.daily_cap)
+        inputs = (audio, costs, config.agent.time_zone)
+        client = next((client for made_from, client in self._clients if made_from == inputs), None)
+        if client is None:
+            client = self.make_client(config, agent)
+            self._clients.append((inputs, client))
+        return client
 
 
 class TranscriptionHandler(AudioHandler["TranscriptionClient"]):
@@ -115,7 +122,7 @@ class TranscriptionHandler(AudioHandler["TranscriptionClient"]):
             raise AttachmentError("I can no longer listen to recordings. Please send text instead.")
         try:
             name, within = _file_name(recording), self.runtime.config.model.turn_seconds
-            client, payer = await asyncio.to_thread(self._client), Payer(chat_id=row.chat_id)
+            client, payer = await self._client(row.chat_id), Payer(chat_id=row.chat_id)
             text, call = await client.transcribe(data, name, payer=payer, within=within)
         except ModelError as error:
             log.warning("recording.failed", error=type(error).__name__, detail=str(error))
@@ -167,12 +174,12 @@ def _sentence(error: ModelError) -> str:
     return "I could not listen to your recording right now. Please send it again in a minute, or send text instead."
 
 
-def transcription_client(config: Config, spending: SpendingControl) -> "TranscriptionClient":
+def transcription_client(config: Config, agent: AgentConfig, spending: SpendingControl) -> "TranscriptionClient":
     from agent.model.audio import TranscriptionClient, TranscriptionModel
 
     assert config.transcription.model is not None, "called only while a model is configured"
     endpoint = endpoint_of(config, config.transcription.model)
-    price, caps = price_in(config, endpoint.model), spending.caps_in(config, endpoint.model)
+    price, caps = price_in(config, endpoint.model), spending.caps_in(agent.config, endpoint.model, agent)
     return TranscriptionClient(TranscriptionModel(endpoint), spending.ledger, price=price, caps=caps)
 
 
@@ -245,7 +252,7 @@ class VoiceRecorder(AudioHandler["SpeechClient"]):
         is_off = settings.model is None or await VOICE.load(self.store, row.chat_id, settings.mode) == "off"
         if not words or is_off:
             return False
-        client = await asyncio.to_thread(self._client)
+        client = await self._client(row.chat_id)
         if (circuit := client.breaker.open) is not None:
             raise ModelError(f"the speech model {circuit.why}")
         within, payer = self.runtime.config.model.read_seconds, Payer(chat_id=row.chat_id)
@@ -291,12 +298,12 @@ def _keep_recording(
     return True
 
 
-def speech_client(config: Config, spending: SpendingControl) -> "SpeechClient":
+def speech_client(config: Config, agent: AgentConfig, spending: SpendingControl) -> "SpeechClient":
     from agent.model.audio import SpeechClient, SpeechModel
 
     name, voice = config.voice.names
     model, price = SpeechModel(endpoint_of(config, name), voice), price_in(config, name)
-    return SpeechClient(model, spending.ledger, price=price, caps=spending.caps_in(config, name))
+    return SpeechClient(model, spending.ledger, price=price, caps=spending.caps_in(agent.config, name, agent))
 
 
 _SENTENCE_END = re.compile(r"[.!?…][\"'”\u2019»)\]]*(?=\s)|[\u3002\uff01\uff1f]|\n")

@@ -7,6 +7,7 @@ import pytest
 
 from agent.tools.terminal.sandbox import probe_sandbox
 from tests.e2e.protocols import conversation_of, prompt_of
+from tests.e2e.test_voice import EARS, VOICE
 from tests.e2e.world import GROUP, World
 from tests.fakes.discord_state import ALICE, APPLICATION, BOB, GUILD, ROLES
 
@@ -234,17 +235,20 @@ async def test_no_surface_shows_one_agent_the_words_of_another_in_the_same_chat(
 
 async def test_an_agent_that_has_reached_its_cap_stops_and_the_others_continue(world: World) -> None:
     world.configure(AGENTS.replace("    persona: You help customers.\n", "    costs: {daily_cap: 0.01}\n"))
-    await world.gateway.start(HERMES_ACCESS__ADMINS="telegram:1,telegram:42")
+    await world.gateway.start(HERMES_ACCESS__ADMINS="telegram:1,telegram:42", **EARS)
     await world.script(match="long", text="word " * 1_000)
     await world.ask("/agent support", "the agent support answers here")
     await world.converse("a long one")
     await world.ask("once more", "daily spending cap of this agent has been reached .\\$0.0[0-9]+ of \\$0.01")
+    await world.say("", **VOICE, file_text="OggS SAYS:and a spoken one")
+    assert await world.replies(2, match="daily spending cap of this agent has been reached")
     await world.ask("/usage", "This agent today: \\$0.0[0-9]+ of \\$0.01.*: used up, agents.support.costs.daily_cap")
     await world.ask("ops is free", "ops is free", chat_id=43)
     await world.ask("/agent default", "the agent default answers here")
-    await world.ask("default is free", "default is free")
+    await world.say("", **VOICE, file_text="OggS SAYS:default is free")
+    assert await world.replies(1, match="default is free")
     spent = dict(world.query("SELECT agent, count(*) FROM model_calls WHERE outcome = 'ok' GROUP BY agent"))
-    assert spent == {"": 1, "ops": 1, "support": 1}
+    assert spent == {"": 2, "ops": 1, "support": 1}
 
 
 async def test_a_removed_agent_keeps_its_schedules_and_questions_and_says_so(world: World) -> None:

@@ -88,7 +88,7 @@ async def test_a_database_error_delays_a_voice_message(
             store=FailingStore(store, method, number),  # type: ignore[arg-type]
             runtime=gateway.live,
             clock=gateway.clock,
-            make_client=lambda _config: voice,  # type: ignore[arg-type,return-value]
+            make_client=lambda _config, _agent: voice,  # type: ignore[arg-type,return-value]
             delivery=gateway.delivery,
         )
         gateway.delivery.record = recorder.begin

@@ -7,6 +7,7 @@ import pytest
 
 from agent.model.audio import TranscriptionClient, TranscriptionModel
 from agent.model.client import RetryPolicy
+from gateway.config.overlay import AgentConfig
 from gateway.config.settings import Config
 from gateway.turns.file_kinds import AttachmentError
 from gateway.turns.voice import TranscriptionHandler, endpoint_of
@@ -73,7 +74,7 @@ async def test_a_reload_of_prices_or_time_zone_creates_a_new_client(
     async with serve(is_started=False, transcription=NOBODY_LISTENS) as gateway:
         made_for: list[Config] = []
 
-        def make_client(config: Config) -> TranscriptionClient:
+        def make_client(config: Config, _agent: AgentConfig) -> TranscriptionClient:
             made_for.append(config)
             return TranscriptionClient(
                 TranscriptionModel(endpoint_of(config, "whisper-1")),
