@@ -110,6 +110,11 @@ class LoadedConfig(StateDirectory):
         """Names of all agents. The unnamed agent comes first."""
         return ("", *self.named_agents)
 
+    @property
+    def agents(self) -> list[AgentConfig]:
+        """Configuration of every agent. The unnamed agent comes first."""
+        return [*map(self.agent, self.agent_names)]
+
 
 @dataclass(slots=True)
 class LiveConfig:

@@ -77,8 +77,7 @@ def _attention(context: ConsoleContext, values: Values, caps: Sequence[CapUsage]
     yield from context.pauses()
     reached = [cap.key for cap in caps if cap.is_reached]
     yield from (f"The spending cap {key} has been reached, so the model is no longer called." for key in reached)
-    loaded = context.live.loaded
-    if models := unpriced_models(loaded.config, loaded.named_agents.values()):
+    if models := unpriced_models(context.live.loaded.agents):
         yield f"No price is known for {', '.join(models)}, so the spending caps block calls to these models."
     if requests := len(values["requests"]):
         yield f"{requests} {'person is' if requests == 1 else 'people are'} waiting for access."

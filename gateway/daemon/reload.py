@@ -17,17 +17,16 @@ from gateway.config import (
     merge_for_reload,
     reload_differences,
 )
-from gateway.config.fields import DEFAULT_SOURCE, VARIABLES, dotted
+from gateway.config.fields import VARIABLES, dotted
 from gateway.config.writing import load_draft, new_files, write_files
 from gateway.daemon.agent import AgentMaker, agent_inputs
 from gateway.daemon.tools import BuiltInTools
 from gateway.logs import update_logging
 from gateway.models.pricing import unpriced_models, unpriced_sentence
 from gateway.models.selection import Runtime, preload
-from hermes_state.agents import load_removed
+from gateway.operator.checks import removed_work
 from hermes_state.errors import ConfigError, StateError
 from hermes_state.store.writer import Store
-from hermes_state.text import counted
 
 log = structlog.get_logger()
 
@@ -80,7 +79,7 @@ class Reloader:
         loaded, runtime = self.live.loaded, self.runtime
         try:
             new = await asyncio.to_thread(load_config, self.environ)
-            await asyncio.to_thread(preload, new.config)
+            await asyncio.to_thread(preload, new)
             _warn(new.warnings)
             plan, merged = reload_differences(loaded, new), merge_for_reload(loaded, new)
             named = self.agents.make_named(merged, self.live, runtime.named)
@@ -96,41 +95,30 @@ class Reloader:
         await self.tools.reload(runtime.agent.offers.registry.by_name, self.group)
         update_logging(merged.config.logging.level, merged.secrets())
         self.on_applied()
-        await warn_removed_agents(self.agents.store, merged)
+        await warn_removed(self.agents.store, merged)
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
         log_prices_and_caching(merged)
         return plan
 
 
-async def warn_removed_agents(store: Store, loaded: LoadedConfig) -> None:
-    """Log a warning for each agent that is no longer configured, but still has schedules or open turns."""
-    known = f"|{'|'.join(loaded.agent_names)}|"
+async def warn_removed(store: Store, loaded: LoadedConfig) -> None:
+    """Log a warning for each agent and account that is no longer configured, but still has schedules or open turns."""
     try:
-        removed = await store.read(load_removed, known)
+        removed = await store.read(removed_work, loaded)
     except StateError as error:  # without a database, the start and the reload continue
-        log.warning("agent.removed_unknown", error=str(error))
+        log.warning("config.removed_unknown", error=str(error))
         return
-    source = loaded.sources["agents"]
-    where = str(loaded.config_file) if source == DEFAULT_SOURCE else source
-    for one in removed:
-        work = ((one.schedules, "active schedule"), (one.turns, "open turn"))
-        has = " and ".join(counted(number, noun) for number, noun in work if number)
-        facts = [f"has {has}"] if has else []
-        facts += [f"was chosen in {counted(one.chats, 'chat')}"] if one.chats else []
-        hint = ", or remove the schedules with /schedule" if one.schedules else ""
-        reason = f"{where}: agents has no {one.agent}, but it {', and '.join(facts)}: add it again to continue{hint}"
-        log.warning("agent.removed", agent=one.agent, reason=reason)
+    for name, reason in removed:
+        log.warning("config.removed", name=name, reason=reason)
 
 
 def log_prices_and_caching(loaded: LoadedConfig) -> None:
-    """Log the models without a price that spending caps block, and how each agent uses the prompt cache."""
-    if names := unpriced_models(loaded.config, loaded.named_agents.values()):
+    if names := unpriced_models(loaded.agents):
         log.warning("model.unpriced", models=names, hint=unpriced_sentence(names))
-    for name in loaded.agent_names:
-        model = loaded.agent(name).config.model
-        route = f"{model.protocol}:{model.route.host}" if model.route.host else model.protocol
-        is_on, named = marks_prompts(model.route.name or "", route), {"agent": name} if name else {}
-        log.info("prompt_cache.configured", is_on=is_on, route=route, ttl=model.cache_ttl, model=model.label, **named)
+    for model in dict.fromkeys(agent.config.model.route for agent in loaded.agents):
+        route, ttl = f"{model.protocol}:{model.host}" if model.host else model.protocol, loaded.config.model.cache_ttl
+        is_on = marks_prompts(model.name or "", route)
+        log.info("prompt_cache.configured", is_on=is_on, route=route, ttl=ttl, model=model.label)
 
 
 def _warn(warnings: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from agent.tools.registry import Tool
 from agent.tools.terminal.sandbox import terminal_fault
 from gateway.config import LoadedConfig
 from gateway.daemon.parts import Parts
-from gateway.daemon.reload import log_prices_and_caching, warn_removed_agents
+from gateway.daemon.reload import log_prices_and_caching, warn_removed
 from gateway.health import notify
 from gateway.models.selection import preload
 from gateway.operator.socket import serve_control
@@ -140,7 +140,7 @@ async def _serve_until_stopped(parts: Parts) -> None:
             hint = f"the built-in offline model answers; to use a real one, {MODEL_SETUP_HINT}"
             log.warning("model.offline", hint=hint)
         log_prices_and_caching(loaded)
-        await warn_removed_agents(parts.store, loaded)
+        await warn_removed(parts.store, loaded)
         await parts.signals.stopping.wait()
         notify(parts.environ, "STOPPING=1")
         await _drain(parts)
@@ -156,7 +156,7 @@ async def _load_late(parts: Parts) -> None:
     await parts.adapters.listening(5.0)
     config = parts.live.config
     try:
-        await asyncio.to_thread(preload, config)
+        await asyncio.to_thread(preload, parts.live.loaded)
         await asyncio.to_thread(schedule_zone, config)  # loads the time zone of the machine in advance
         await asyncio.to_thread(terminal_fault, config.terminal)
     except OSError as error:  # for example, if no file descriptor is free; the first answer then imports the modules

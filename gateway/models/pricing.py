@@ -24,7 +24,7 @@ class SpendingControl:
 
     def caps_in(self, config: Config, name: str | None, agent: AgentConfig | None = None) -> Caps | None:
         """Return the caps for the model `name` (None: the free built-in model), or None if no cap is set."""
-        if not config.costs.has_caps and (agent is None or agent.daily_cap is None):
+        if not (config.costs.has_caps if agent is None else agent.has_caps):
             return None
         if price_in(config, name) is None:
             return UnpricedCaps(name or "")
@@ -56,21 +56,17 @@ def _limit(amount: float | None) -> MicroUsd | None:
     return None if amount is None else micro_usd(amount)
 
 
-def unpriced_models(config: Config, agents: Iterable[AgentConfig] = ()) -> list[str]:
-    """Return the models of the unnamed agent and of `agents` that are never called.
-
-    A model is not called if a cap is set and its price is unknown.
-    """
-    capped = [config] if config.costs.has_caps else []
-    capped += [one.config for one in agents if one.config.costs.has_caps or one.daily_cap is not None]
-    names = dict.fromkeys(name for one in capped for name in _configured_names(one))
-    return [name for name in names if price_in(config, name) is None]
+def unpriced_models(agents: Iterable[AgentConfig]) -> list[str]:
+    """Return the models that agents never call, because they have a cap and the price of the model is unknown."""
+    capped = (agent.config for agent in agents if agent.has_caps)
+    found = (name for config in capped for name in _configured_names(config) if price_in(config, name) is None)
+    return [*dict.fromkeys(found)]
 
 
-def estimated_models(config: Config) -> list[str]:
-    """Return the configured models whose price is an estimate."""
-    prices = {name: price_in(config, name) for name in _configured_names(config)}
-    return [name for name, price in prices.items() if price is not None and price.is_estimated]
+def estimated_models(agents: Iterable[AgentConfig]) -> list[str]:
+    """Return the models of agents whose price is an estimate."""
+    prices = ((name, price_in(one.config, name)) for one in agents for name in _configured_names(one.config))
+    return [*dict.fromkeys(name for name, price in prices if price is not None and price.is_estimated)]
 
 
 def unpriced_sentence(names: list[str]) -> str:

@@ -52,8 +52,7 @@ def all_routes(config: Config) -> tuple[RouteConfig, ...]:
 
 def routes_of_agents(loaded: LoadedConfig) -> tuple[RouteConfig, ...]:
     """Return every route of every agent once. Those of the unnamed agent come first."""
-    configs = (loaded.agent(name).config for name in loaded.agent_names)
-    return tuple(dict.fromkeys(route for config in configs for route in all_routes(config)))
+    return tuple(dict.fromkeys(route for agent in loaded.agents for route in all_routes(agent.config)))
 
 
 def _summary_model(config: Config) -> RouteConfig | None:

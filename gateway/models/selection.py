@@ -20,13 +20,13 @@ from agent.model.errors.answer import load_features
 from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import OfflineModel
 from agent.turn import Agent
-from gateway.config import LiveConfig
+from gateway.config import LiveConfig, LoadedConfig
 from gateway.config.agents import route_for_chat
 from gateway.config.overlay import AgentConfig
 from gateway.config.routes import CONFIGURED, RouteConfig, completed
 from gateway.config.settings import Config, ModelConfig
 from gateway.models.pricing import SpendingControl, price_in
-from gateway.models.routes import all_routes, capacity_in
+from gateway.models.routes import all_routes, capacity_in, routes_of_agents
 from hermes_state.admin.pairings import UserRole
 from hermes_state.agents import UNNAMED, RoutedAgent
 from hermes_state.errors import CommandError, ConfigError
@@ -267,9 +267,10 @@ class ClientRegistry:
             await client.model.close()
 
 
-def preload(config: Config) -> None:
-    """Import the protocol modules of the configured models and read the TLS certificates."""
-    protocols = {route.protocol for route in all_routes(config) if missing_extra(route.protocol) is None} - {"offline"}
+def preload(loaded: LoadedConfig) -> None:
+    """Import the protocol modules of all agents' models and read the TLS certificates."""
+    config, routes = loaded.config, routes_of_agents(loaded)
+    protocols = {route.protocol for route in routes if missing_extra(route.protocol) is None} - {"offline"}
     if protocols:
         for name in sorted(protocols):
             importlib.import_module(f"agent.model.protocols.{name}")

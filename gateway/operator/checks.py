@@ -14,14 +14,18 @@ from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.terminal.sandbox import group_parents, probe_sandbox, terminal_fault
 from gateway.access.permissions import find_admin_chats
 from gateway.cluster.membership import node_info
+from gateway.config import LoadedConfig
+from gateway.config.overlay import AgentConfig
 from gateway.config.settings import Config
 from gateway.models.routes import fixed_prompt_tokens, window_from
 from hermes_state.admin.overview import load_overview
+from hermes_state.agents import are_stored, load_removed
 from hermes_state.engines.opening import engine_of
 from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.search.index import find_fault
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
+from hermes_state.tools.schedules import load_accounts
 from hermes_state.values import SystemClock, ToolEffect
 
 
@@ -59,9 +63,10 @@ def check_database(db: Connection) -> CheckResult:
     )
 
 
-def check_admins(db: Connection, config: Config) -> list[CheckResult]:
+def check_admins(db: Connection, loaded: LoadedConfig) -> list[CheckResult]:
     """Check that an admin can be reached if a tool call can require an admin's approval."""
-    rules = [config.tools.approval, *config.tools.approval_on.values()]
+    config, tools = loaded.config, [agent.config.tools for agent in loaded.agents]
+    rules = [rule for one in tools for rule in (one.approval, *one.approval_on.values())]
     asks = [one.writes for one in rules]
     asks += [one.executes for one in rules if config.terminal.enabled]
     asks += [one.policy_of(ToolEffect.WRITES, is_mcp=True) for one in rules if config.mcp.servers]
@@ -96,15 +101,19 @@ def check_index(path: Path, percent: int | None) -> CheckResult:
     return warning("search", f"{text}The gateway does this while it runs. No message is lost.")
 
 
-def check_context(config: Config, limits: Limits, source: SizeSource, *, engine: str | None) -> CheckResult:
+def of_agent(agent: AgentConfig) -> str:
+    return f"Agent {agent.name}: " if agent.name else ""
+
+
+def check_context(agent: AgentConfig, limits: Limits, source: SizeSource, *, engine: str | None) -> CheckResult:
     """Report the model's context window, its source, and the size at which conversations are compressed."""
-    fixed, threshold, by = fixed_prompt_tokens(config, limits), limits.threshold, ""
+    fixed, threshold, by = fixed_prompt_tokens(agent.config, limits), limits.threshold, ""
     if engine is not None:  # a plugin decides when to compress, but hygiene has its own threshold
         threshold, by = limits.hygiene, f" at the latest, by the context engine {engine}"
     text = (
-        f"Context window: {limits.context_length:,} tokens ({window_from(source)}). Conversations are compressed at "
-        f"{threshold:,} of {limits.input_window:,} tokens{by}. The system prompt and the tools take up to {fixed:,} of "
-        "them, not counting notes and context files."
+        f"{of_agent(agent)}Context window: {limits.context_length:,} tokens ({window_from(source)}). "
+        f"Conversations are compressed at {threshold:,} of {limits.input_window:,} tokens{by}. The system prompt and "
+        f"the tools take up to {fixed:,} of them, not counting notes and context files."
     )
     if fixed * 2 < threshold:
         return fine("context", text)
@@ -153,3 +162,30 @@ def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult
             f"The bot cannot write in {chats}. Schedules there continue when someone writes to the bot or unblocks it."
         )
         yield warning("schedules", text)
+
+
+def check_removed(db: Connection, loaded: LoadedConfig) -> list[CheckResult]:
+    """Warn about agents and accounts that are no longer configured but still have work."""
+    return [warning("removed", f"{text[0].upper()}{text[1:]}.") for _, text in removed_work(db, loaded)]
+
+
+def removed_work(db: Connection, loaded: LoadedConfig) -> list[tuple[str, str]]:
+    """Return the name of each agent and account that is not configured but has work, and a sentence about it."""
+    found, config = [], loaded.config
+    for one in load_removed(db, f"|{'|'.join(loaded.agent_names)}|") if are_stored(db) else []:
+        work = [counted(one.schedules, "active schedule"), counted(one.turns, "open turn"), counted(one.chats, "chat")]
+        text = (
+            f"{loaded.sources['agents']}: agents has no {one.agent}, but that agent has {', '.join(work[:2])} and was "
+            f"chosen in {work[2]}: its schedules pause when they are due, so add it again to continue them"
+        )
+        found.append((one.agent, text))
+    served = (*config.bots, *(["local"] if config.local.enabled else []))
+    for account, number in load_accounts(db):
+        if account not in served:
+            text = (
+                f"the account {account} is not configured, but its chats have {counted(number, 'active schedule')}: "
+                "they still call the model, and nobody receives the answers. Add the account again, or pause the "
+                "schedules on the page Settings of the web chat"
+            )
+            found.append((account, text))
+    return found

@@ -30,7 +30,7 @@ from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.files import StateDirectory, find_user_home, locate_home
 from gateway.config.loader import NOTHING_SERVED
 from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
-from gateway.models.routes import all_routes, left_out, load_configured_profile, route_for, routes_of_agents, window_of
+from gateway.models.routes import left_out, load_configured_profile, route_for, routes_of_agents, window_of
 from gateway.operator import checks
 from gateway.operator.checks import CheckResult, failed, fine, skipped, warning
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
@@ -168,7 +168,8 @@ def _offline_database(state: StateDirectory, url: str | None) -> Iterator[CheckR
             if db is not None:
                 yield checks.check_database(db)
                 if isinstance(state, LoadedConfig):
-                    yield from checks.check_admins(db, state.config)
+                    yield from checks.check_admins(db, state)
+                    yield from checks.check_removed(db, state)
                 if url is None:
                     yield checks.check_index(state.database, load_progress(db))
             elif url is not None:
@@ -213,20 +214,21 @@ def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
 
 
 def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
-    """Check the context engine, and also the context window unless a running daemon has already checked it."""
-    try:
-        engine = load_engine(loaded.config.context.engine, loaded.home)
-    except ConfigError as error:
-        yield failed("context", str(error))
-        return
-    if is_done:
-        return
-    profile = None
-    # Another check reports errors of the database.
-    with suppress(HermesError), open_offline(loaded.database, loaded.config.store.url) as db:
-        profile = load_configured_profile(db, loaded.config) if db is not None else None
-    name = engine.name if engine is not None else None
-    yield checks.check_context(loaded.config, *window_of(loaded.config, profile), engine=name)
+    """Check each agent's context engine, and its context window unless a running daemon has already checked it."""
+    for agent in loaded.agents:
+        try:
+            engine = load_engine(agent.config.context.engine, loaded.home)
+        except ConfigError as error:
+            yield failed("context", f"{checks.of_agent(agent)}{error}")
+            continue
+        if is_done:
+            continue
+        profile = None
+        # Another check reports errors of the database.
+        with suppress(HermesError), open_offline(loaded.database, loaded.config.store.url) as db:
+            profile = load_configured_profile(db, agent.config) if db is not None else None
+        name = engine.name if engine is not None else None
+        yield checks.check_context(agent, *window_of(agent.config, profile), engine=name)
 
 
 def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
@@ -265,9 +267,9 @@ def _audio(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 def _settings(loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Report settings that are not sent to the model."""
-    config = loaded.config
-    for_tasks = (route_for(config, task, config.model.route) for task in get_args(AuxiliaryTask))
-    for route in dict.fromkeys((*all_routes(config), *(route for route in for_tasks if route is not None))):
+    configs = [agent.config for agent in loaded.agents]
+    for_tasks = (route_for(one, task, one.model.route) for one in configs for task in get_args(AuxiliaryTask))
+    for route in dict.fromkeys((*routes_of_agents(loaded), *(route for route in for_tasks if route is not None))):
         yield from (warning("settings", f"{route.label}: {sentence}") for sentence in left_out(route))
 
 
@@ -285,11 +287,11 @@ def _installed(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    if names := unpriced_models(loaded.config, loaded.named_agents.values()):
+    if names := unpriced_models(loaded.agents):
         sentence = unpriced_sentence(names)
         yield warning("costs", f"{sentence[0].upper()}{sentence[1:]}.")
-    elif loaded.config.costs.has_caps:
-        estimated = ", ".join(f"`{name}`" for name in estimated_models(loaded.config))
+    elif capped := [agent for agent in loaded.agents if agent.has_caps]:
+        estimated = ", ".join(f"`{name}`" for name in estimated_models(capped))
         text = "A spending cap is set, and every configured model has a price."
         text += f" Estimated from the model family: {estimated}. Set exact prices in costs.prices." if estimated else ""
         yield fine("costs", text)
@@ -297,16 +299,18 @@ def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 def _files(loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Check the files that people write for the model: notes, persona and skills."""
-    for path in (loaded.home / PERSONA_FILE, *sorted((loaded.home / "memory").glob("*/*.md"))):
+    notes = (path for folder in ("memory", "agents/*/memory") for path in sorted(loaded.home.glob(f"{folder}/*/*.md")))
+    for path in (loaded.home / PERSONA_FILE, *filter(None, (one.persona_file for one in loaded.agents)), *notes):
         try:
             read_text(path)
         except ToolError as error:
             yield warning("memory", f"{path}: {error}.")
-    catalog = SkillCatalog(path=loaded.home / "skills")
-    catalog.load()
-    yield from (warning("skills", f"{fault}.") for fault in catalog.faults)
-    if catalog.skills and not catalog.faults:
-        yield fine("skills", f"{counted(len(catalog.skills), 'skill')} can be read.")
+    for folder in dict.fromkeys(agent.skills for agent in loaded.agents):
+        catalog = SkillCatalog(path=folder)
+        catalog.load()
+        yield from (warning("skills", f"{fault}.") for fault in catalog.faults)
+        if catalog.skills and not catalog.faults:
+            yield fine("skills", f"{counted(len(catalog.skills), 'skill')} in {folder} can be read.")
 
 
 def _attachments(loaded: LoadedConfig) -> Iterator[CheckResult]:

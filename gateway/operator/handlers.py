@@ -178,12 +178,10 @@ class OperatorHandler:
             for one in self.runtime.clients_in_use()
             if (circuit := one.breaker.open) is not None
         ]
-        model, config, engine = self.runtime.models.configured, self.runtime.config, self.runtime.agent.context.engine
-        served = ", ".join(self.adapters.health())
-        plugin = engine.name if engine.name != BUILT_IN else None
+        config, served = self.runtime.config, ", ".join(self.adapters.health())
         return [
             *await self._examine_database(),
-            checks.check_context(config, await model.load_limits(), model.window_from, engine=plugin),
+            *[await self._examine_context(name) for name in self.loaded().agent_names],
             *circuits,
             *await asyncio.to_thread(lambda: list(checks.check_terminal(config))),
             *([fine("platforms", f"The running gateway serves {served}.")] if served else []),
@@ -192,20 +190,27 @@ class OperatorHandler:
             *checks.check_schedules(await self.store.read(schedules.load_stranded)),
         ]
 
+    async def _examine_context(self, agent: str) -> CheckResult:
+        runtime, settings = self.runtime.of(agent), self.loaded().agent(agent)
+        model, engine = runtime.models.configured, runtime.agent.context.engine
+        plugin = engine.name if engine.name != BUILT_IN else None
+        return checks.check_context(settings, await model.load_limits(), model.window_from, engine=plugin)
+
     async def _examine_database(self) -> list[CheckResult]:
         if (trouble := self.store.trouble) is not None:
             return [failed("database", trouble)]
         try:
             checked, config = await self.store.read(checks.check_database), self.runtime.config
-            admins = await self.store.read(checks.check_admins, config)
+            work = await self.store.read(checks.check_admins, self.loaded())
+            work += await self.store.read(checks.check_removed, self.loaded())
             if not isinstance(self.store, SqliteStore):
-                return [checked, *admins, *await self.store.read(checks.check_cluster, config, self.store.id)]
+                return [checked, *work, *await self.store.read(checks.check_cluster, config, self.store.id)]
             index = await asyncio.to_thread(checks.check_index, self.store.path, await self.store.read(load_progress))
         except StoreUnavailable as error:
             return [failed("database", str(error))]
         if index.verdict is not CheckStatus.FINE:
             self.store.index_failed.set()  # repair a damaged index before a search or a message fails because of it
-        return [checked, *admins, index]
+        return [checked, *work, index]
 
     async def back_up(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Copy the database to the new file `file`, an absolute path. Return the size of the copy."""

@@ -121,6 +121,13 @@ def load_stranded(db: Connection) -> list[tuple[str, int]]:
     return [(load_chat(db, chat_id).key.name, number) for chat_id, number in db.execute(query).fetchall()]
 
 
+def load_accounts(db: Connection) -> list[tuple[str, int]]:
+    """Load the accounts whose chats have active schedules, each with their number."""
+    query = """SELECT c.account, count(*) FROM schedules s JOIN chats c ON c.id = s.chat_id WHERE s.state = 'active'
+    GROUP BY c.account ORDER BY c.account"""
+    return db.execute(query).fetchall()
+
+
 @locks(chat="chat_id")
 def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
     """Record that the bot can write to a chat again. If it has active schedules, enqueue a notice and return True."""

@@ -9,11 +9,14 @@ from agent.tools.offers import Policy
 from agent.tools.recall import recall_tools
 from gateway.access.permissions import AccessControl, AgentAccess
 from gateway.config import LiveConfig, load_config
-from gateway.daemon.reload import warn_removed_agents
-from hermes_state.agents import choose
+from gateway.daemon.reload import warn_removed
+from gateway.operator.checks import check_removed
+from hermes_state.store.locks import EVERYTHING, locks
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, ChatKind
-from tests.hermes_state.rows import make_chat
+from hermes_state.tools.schedules import NewSchedule, insert_schedule
+from hermes_state.values import ChatKey, ChatKind, Millis, UserRef
+from tests.hermes_state.rows import add_chat
 
 CHAT = ChatKey(platform="telegram", account="telegram", chat_ref="42")
 
@@ -22,17 +25,8 @@ async def test_without_a_database_the_report_about_removed_agents_is_left_out(st
     loaded = load_config({"HERMES_HOME": str(tmp_path)})
     await store.close()
     with capture_logs() as said:
-        await warn_removed_agents(store, loaded)
-    assert [one["event"] for one in said] == ["agent.removed_unknown"]
-
-
-async def test_without_any_agents_the_report_names_the_file_in_which_they_were(store: Store, tmp_path: Path) -> None:
-    await store.write(lambda db: choose(db, make_chat(db), "ops"))
-    with capture_logs() as said:
-        await warn_removed_agents(store, load_config({"HERMES_HOME": str(tmp_path)}))
-    assert [one["reason"] for one in said] == [
-        f"{tmp_path}/config.yaml: agents has no ops, but it was chosen in 1 chat: add it again to continue"
-    ]
+        await warn_removed(store, loaded)
+    assert [one["event"] for one in said] == ["config.removed_unknown"]
 
 
 def test_the_tools_of_a_removed_agent_are_refused_instead_of_following_the_top_level(tmp_path: Path) -> None:
@@ -44,3 +38,28 @@ def test_the_tools_of_a_removed_agent_are_refused_instead_of_following_the_top_l
     live.loaded = replace(live.loaded, named_agents={})
     assert access.refusal(search, CHAT, ChatKind.DIRECT, None) == "its agent ops is no longer configured"
     assert access.policy(search, CHAT) is Policy.DENY
+
+
+async def test_work_of_removed_agents_and_accounts_is_reported_with_what_to_do(store: Store, tmp_path: Path) -> None:
+    loaded = load_config({"HERMES_HOME": str(tmp_path), "HERMES_TELEGRAM__TOKEN": "1:A"})
+
+    def add(db: Connection, account: str, agent: str) -> None:
+        chat = add_chat(db, ChatKey(platform="telegram", account=account, chat_ref="42"), ChatKind.DIRECT)
+        db.execute("UPDATE chats SET agent = ? WHERE id = ?", (agent, chat))
+        who = {"creator_ref": UserRef("telegram:42"), "creator_name": "Ann"}
+        times = {"spec": "0 8 * * *", "zone": "UTC", "next_at": Millis(1), "created_at": Millis(1)}
+        insert_schedule(db, NewSchedule(chat_id=chat, text="look", **who, **times))  # type: ignore[arg-type]
+
+    for account, agent in (("telegram", "ops"), ("telegram/operations", "")):
+        await store.write(locks(EVERYTHING)(add), account, agent)
+    with capture_logs() as said:
+        await warn_removed(store, loaded)
+    assert [(one["event"], one["name"]) for one in said] == [
+        ("config.removed", "ops"),
+        ("config.removed", "telegram/operations"),
+    ]
+    assert "add it again" in said[0]["reason"]
+    assert "1 active schedule: they still call the model" in said[1]["reason"]
+    [first, second] = await store.read(check_removed, loaded)
+    assert first.check == "removed"
+    assert second.text.startswith("The account telegram/operations is not configured")

@@ -159,16 +159,17 @@ async def test_the_conversations_own_model_is_the_fallback_for_summaries(
 
 
 async def test_configured_models_have_their_own_price_caps_and_protocol(load: Load, store: Store) -> None:
-    config = load(
+    loaded = load(
         "model: {name: gpt-4.1, api_key: k, aliases: {own: nobody-knows}}\ncosts: {daily_cap: 1}\n"
         "auxiliary: {compression: {model: claude-sonnet-4-5, protocol: anthropic, api_key: other}, title: own}"
-    ).config
+    )
+    config = loaded.config
     lines = ClientRegistry(config, SpendingControl(store, SystemClock()))
     [summariser, *_] = summary_routes(config, config.model.route, lines)
     assert isinstance(summariser.client.model.made, AnthropicModel)
     assert summariser.client._price == price_of("claude-sonnet-4-5", {})
     assert isinstance(summariser.client._caps, SpendingCaps)
-    assert unpriced_models(config) == ["nobody-knows"]
+    assert unpriced_models(loaded.agents) == ["nobody-knows"]
     await lines.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 from agent.model.caps import SpendingCaps, SpendingCapSettings, UnpricedCaps, day_start
 from agent.model.catalog import FREE
 from gateway.config import ConfigRejected, load_config
+from gateway.config.overlay import AgentConfig
 from gateway.config.settings import Config
 from gateway.models.pricing import (
     SpendingControl,
@@ -21,6 +22,7 @@ from gateway.models.pricing import (
 )
 from hermes_state.store.writer import Store
 from hermes_state.values import MicroUsd, Millis, SystemClock
+from tests.gateway.helpers import Load
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -35,7 +37,7 @@ def test_nothing_is_capped_by_default(tmp_path: Path) -> None:
     config = loaded(tmp_path / "home")
     assert cap_limits(config) == SpendingCapSettings(zone=None)
     assert not config.costs.has_caps
-    assert unpriced_models(config) == []
+    assert unpriced_models([AgentConfig(config=config, skills=tmp_path)]) == []
 
 
 def test_caps_are_dollars_and_days_begin_in_the_agents_time_zone(tmp_path: Path) -> None:
@@ -115,7 +117,14 @@ async def test_an_unknown_model_of_a_known_family_is_called_under_a_cap(tmp_path
     config = loaded(tmp_path / "home", yaml)
     assert price_in(config, "claude-opus-99") is not None
     assert isinstance(SpendingControl(store, SystemClock()).caps_in(config, "claude-opus-99"), SpendingCaps)
-    assert (unpriced_models(config), estimated_models(config)) == ([], ["claude-opus-99", "gpt-99-mini"])
+    alone = [AgentConfig(config=config, skills=tmp_path)]
+    assert (unpriced_models(alone), estimated_models(alone)) == ([], ["claude-opus-99", "gpt-99-mini"])
+
+
+@pytest.mark.parametrize(("cap", "names"), [("{}", []), ("{daily_cap: 1}", ["own"])])
+def test_only_the_models_of_an_agent_with_a_cap_need_prices(load: Load, cap: str, names: list[str]) -> None:
+    written = f"agents: {{ops: {{model: {{name: own, base_url: http://127.0.0.1:1/v1}}, costs: {cap}}}}}"
+    assert unpriced_models(load(written).agents) == names
 
 
 @pytest.mark.parametrize(("ttl", "write"), [("5m", 3.75), ("1h", 6.0)])
@@ -125,7 +134,7 @@ def test_a_longer_claude_cache_costs_more(tmp_path: Path, ttl: str, write: float
     assert price.cache_write == pytest.approx(write)
 
 
-def test_every_model_blocked_by_a_cap_is_named(tmp_path: Path) -> None:
+def test_every_model_blocked_by_a_cap_is_named(load: Load) -> None:
     yaml = """
     model:
       name: lab-128k
@@ -135,9 +144,10 @@ def test_every_model_blocked_by_a_cap_is_named(tmp_path: Path) -> None:
     auxiliary: {compression: {model: lab-16k}}
     transcription: {model: lab-ears}
     costs: {daily_cap: 1, prices: {lab-8k: {input: 1, output: 2}}}
+    agents: {ops: {model: lab-32k}}
     """
-    names = unpriced_models(loaded(tmp_path / "home", yaml))
-    assert names == ["lab-128k", "lab-4k", "lab-16k", "lab-ears"]
+    names = unpriced_models(load(yaml).agents)
+    assert names == ["lab-128k", "lab-4k", "lab-16k", "lab-ears", "lab-32k"]
     assert "costs.prices" in unpriced_sentence(names)
 
 

@@ -478,6 +478,14 @@ def test_the_latest_compression_with_a_plugin_engine_is_reported(environ: dict[s
     assert "at 25,805 of 28,672 tokens at the latest, by the context engine sample" in fine.text
 
 
+def test_the_models_and_context_of_every_agent_are_checked(environ: dict[str, str], home: Path) -> None:
+    model = "{name: own, base_url: http://127.0.0.1:1/v1, context_length: 16384}"
+    (home / "config.yaml").write_text(f"agents: {{ops: {{model: {model}, costs: {{daily_cap: 1}}}}}}\n")
+    texts = [finding.text for finding in run_checks(environ, is_online=False)]
+    assert any(text.startswith("Agent ops: Context window: 16,384 tokens") for text in texts)
+    assert any("without a known price are not called: `own`" in text for text in texts)
+
+
 def test_an_unknown_context_engine_is_reported(environ: dict[str, str]) -> None:
     environ["HERMES_CONTEXT__ENGINE"] = "compresor"
     texts = [finding.text for finding in run_checks(environ, is_online=False) if finding.verdict is CheckStatus.FAILED]
