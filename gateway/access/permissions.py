@@ -4,7 +4,7 @@ People are identified by stable ids. A revocation applies from the next event on
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -48,11 +48,16 @@ class AccessControl:
         store: Store,
         live: LiveConfig,
         on_loaded: Callable[[Callable[[UserRef], bool]], Awaitable[None]] | None = None,
+        failed_accounts: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`on_loaded` is called with `has_access` after each load. It must end the work of people without access."""
+        """`on_loaded` is called with `has_access` after each load. It must end the work of people without access.
+
+        `failed_accounts` returns the accounts whose bots do not work until an operator acts.
+        """
         self._store = store
         self._live = live
         self._on_loaded = on_loaded
+        self._failed_accounts = failed_accounts
         self._paired: dict[UserRef, UserRole] = {}
         self._hearing: Mapping[ChatKey, bool] = {}
         """Groups in which people have switched the storing of talk on or off."""
@@ -175,7 +180,7 @@ class AccessControl:
 
     def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
         """Return the direct chats in which admins can approve requests."""
-        return find_admin_chats(self._live.config, db)
+        return find_admin_chats(self._live.config, db, self._failed_accounts())
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +203,10 @@ class AgentAccess:
         return self.access.load_admin_chats(db)
 
 
-def find_admin_chats(config: Config, db: Connection) -> Sequence[ChatId]:
-    """Return the direct chats with the configured accounts in which admins can approve requests."""
+def find_admin_chats(config: Config, db: Connection, failed: Collection[str] = ()) -> Sequence[ChatId]:
+    """Return the direct chats with the configured accounts, preferably not `failed`, in which admins can approve."""
     accounts = [*config.bots, *(["local"] if config.local.enabled else [])]
-    return load_admin_chats(db, {*map(UserRef, config.access.admins), LOCAL_OWNER}, accounts)
+    return load_admin_chats(db, {*map(UserRef, config.access.admins), LOCAL_OWNER}, accounts, failed)
 
 
 class RateLimiter:

@@ -113,7 +113,7 @@ class Parts:
 
         # Access, agent and tools
         self.background = BackgroundRegistry(partial(tell_background_end, store, clock, self.delivery.wake))
-        self.access = AccessControl(store, live, self._end_revoked)
+        self.access = AccessControl(store, live, self._end_revoked, self.adapters.failed_accounts)
         self.spending = SpendingControl(store, clock)
         self.tools = self._make_tools(loaded)
         self.agents = self._make_agents(extra_tools)

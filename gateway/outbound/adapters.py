@@ -130,6 +130,10 @@ class AdapterRegistry:
             return adapter.capabilities.max_file_bytes
         return 10 << 20 if self.is_shared else 0  # every platform accepts 10 MiB
 
+    def failed_accounts(self) -> list[str]:
+        """Return the accounts of this process that stay disconnected until an operator acts."""
+        return [name for name, one in self.supervised.items() if one.health().state is AdapterState.FAILED]
+
     def health(self) -> Mapping[str, AdapterHealth]:
         """Return the health of every account, by its name for people."""
         return {one.label: one.health() for one in self.supervised.values()}

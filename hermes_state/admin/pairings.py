@@ -162,15 +162,20 @@ SELECT c.id FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
 WHERE c.kind IN ('direct','local') AND c.unreachable_since IS NULL AND c.platform = ?
   AND c.account IN ({}) AND c.id IN
   (SELECT chat_id FROM turns WHERE started_by = ? UNION SELECT chat_id FROM inbox WHERE sender_ref = ?)
-ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT 1
+ORDER BY CASE WHEN c.account IN ({}) THEN 1 ELSE 0 END, coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT 1
 """
 
 
-def load_admin_chats(db: Connection, named: Collection[UserRef], accounts: Collection[str]) -> list[ChatId]:
-    """Load each admin's most recently used direct chat with these accounts. Covers `named` and all paired admins."""
+def load_admin_chats(
+    db: Connection, named: Collection[UserRef], accounts: Collection[str], failed: Collection[str] = ()
+) -> list[ChatId]:
+    """Load each admin's most recently used direct chat with these accounts. Covers `named` and all paired admins.
+
+    A chat with one of the accounts in `failed` is used only if the admin has no other chat.
+    """
     admins = {*named, *(ref for ref, role in load_roles(db).items() if role is UserRole.ADMIN)}
-    query = _DIRECT_CHAT.format(", ".join("?" for _ in accounts) or "NULL")
-    people = [(ref.partition(":")[0], *accounts, ref, ref) for ref in sorted(admins)]
+    query = _DIRECT_CHAT.format(*(", ".join("?" for _ in some) or "NULL" for some in (accounts, failed)))
+    people = [(ref.partition(":")[0], *accounts, ref, ref, *failed) for ref in sorted(admins)]
     found = [scalar_or_none(db, ChatId, query, person) for person in people]
     return [chat_id for chat_id in found if chat_id is not None]
 

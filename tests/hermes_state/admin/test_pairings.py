@@ -134,6 +134,8 @@ def test_an_admin_is_asked_in_the_newest_direct_chat_with_a_configured_account(d
     assert load_admin_chats(db, {ANN}, accounts[:2]) == [chats[1]]
     assert load_admin_chats(db, {ANN}, ["telegram", "local"]) == [chats[0]]
     assert load_admin_chats(db, {ANN}, []) == []
+    assert load_admin_chats(db, {ANN}, accounts[:2], failed=accounts[1:]) == [chats[0]]
+    assert load_admin_chats(db, {ANN}, accounts[:1], failed=accounts[:1]) == [chats[0]], "better than nobody"
 
 
 def test_a_button_of_the_console_does_not_make_a_persons_chat_the_owners(db: sqlite3.Connection) -> None:
