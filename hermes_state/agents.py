@@ -9,14 +9,17 @@ from dataclasses import dataclass
 import msgspec
 
 from hermes_state import inbox, outbox
+from hermes_state.errors import CommandError
 from hermes_state.outbox import Reply
-from hermes_state.sessions import count_messages, end_session, load_active, start_session
+from hermes_state.sessions import agents_are_stored, count_messages, end_session, load_active, start_session
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, scalar, select
+from hermes_state.store.sql import Connection, scalar, scalar_or_none, select
 from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
 
 UNNAMED = "default"
 """Name under which people see the agent with the name ""."""
+
+OUTDATED = "The database is from an older version. Start the gateway once to update it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,22 @@ def shown_name(agent: str) -> str:
     return agent or UNNAMED
 
 
+def stored_name(shown: str | None) -> str | None:
+    """Return the name in the database for a name that a person wrote. Without a name, return None: all agents."""
+    return None if not shown else "" if shown.lower() == UNNAMED else shown.lower()
+
+
+def find_agent(db: Connection, shown: str | None) -> str | None:
+    """Like `stored_name`, but raises `CommandError` if the agent has no conversations."""
+    if (agent := stored_name(shown)) is None:
+        return None
+    if not agents_are_stored(db):
+        raise CommandError(OUTDATED)
+    if scalar_or_none(db, int, "SELECT 1 FROM sessions WHERE agent = ? LIMIT 1", (agent,)) is None:
+        raise CommandError(f"There are no conversations with an agent called “{shown_name(agent)[:32]}”.")
+    return agent
+
+
 def load_state(db: Connection, chat_id: ChatId, routed: RoutedAgent) -> AgentState:
     query = f"SELECT c.agent, c.chosen_agent, {NEXT_AGENT} AS next_agent FROM chats c WHERE c.id = :chat_id"
     return select(db, AgentState, query, {"chat_id": chat_id, **routed.values})[0]
@@ -64,11 +83,6 @@ def load_agent(db: Connection, chat_id: ChatId) -> str:
 def agent_of(db: Connection, session_id: SessionId | LineageId) -> str:
     """Load the agent of a session. The id of a conversation is the id of its first session."""
     return scalar(db, str, "SELECT agent FROM sessions WHERE id = ?", (session_id,))
-
-
-def are_stored(db: Connection) -> bool:
-    """Return False if an older version, without agents, wrote the database. The next start updates it."""
-    return "agent" in [column[0] for column in db.execute("SELECT * FROM sessions LIMIT 0").description]
 
 
 @locks(chat="chat_id")

@@ -90,11 +90,15 @@ def tell(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> tuple[str, .
     return (f"people reacted to your answers: {'; '.join(about)}",) if about else ()
 
 
-def count(db: Connection, since: Millis, within: ChatId | None) -> tuple[int, int]:
-    """Return the number of thumbs-up and of thumbs-down ratings since a time, in one chat or in all chats."""
-    query = """SELECT coalesce(sum(CASE value WHEN 1 THEN 1 ELSE 0 END), 0), count(*) FROM ratings
-    WHERE at >= ? AND chat_id = coalesce(?, chat_id)"""
-    up, total = db.execute(query, (since, within)).fetchone()
+_BY_AGENT = """AND EXISTS (SELECT 1 FROM messages m JOIN sessions s ON s.id = m.session_id
+  WHERE m.id = ratings.message_id AND s.agent = :agent)"""
+
+
+def count(db: Connection, since: Millis, within: ChatId | None, agent: str | None = None) -> tuple[int, int]:
+    """Return the number of thumbs-up and of thumbs-down ratings since a time, of a chat and an agent or of all."""
+    query = f"""SELECT coalesce(sum(CASE value WHEN 1 THEN 1 ELSE 0 END), 0), count(*) FROM ratings
+    WHERE at >= :since AND chat_id = coalesce(:within, chat_id) {_BY_AGENT if agent is not None else ""}"""
+    up, total = db.execute(query, {"since": since, "within": within, "agent": agent}).fetchone()
     return int(up), int(total - up)
 
 

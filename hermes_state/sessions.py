@@ -59,6 +59,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Millis
     last_human_at: Millis | None
     is_active: bool
+    agent: str = ""
 
 
 SHORT_KEY_LENGTH = 8
@@ -144,8 +145,10 @@ def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     return load_open(db, chat_id) or start_session(db, chat_id, now)
 
 
-HAS_AGENT = "s.agent = (SELECT agent FROM chats WHERE id = s.chat_id)"
-"""SQL condition for sessions `s` with the agent that answers in their chat now."""
+def agents_are_stored(db: Connection) -> bool:
+    """Return False if an older version, without agents, wrote the database. The next start updates it."""
+    return "agent" in [column[0] for column in db.execute("SELECT * FROM sessions LIMIT 0").description]
+
 
 IS_SUBAGENT = "EXISTS (SELECT 1 FROM sessions r WHERE r.id = s.lineage_id AND r.kind = 'subagent')"
 """SQL condition for sessions `s` that belong to a sub-agent."""
@@ -269,7 +272,8 @@ def set_context_state(db: Connection, session_id: SessionId, state: str) -> None
 
 def load_indebted(db: Connection, chat_id: ChatId) -> list[SessionId]:
     """Load the sessions with the chat's agent whose memory flush is due, because they were compressed before it ran."""
-    query = f"""SELECT s.id FROM sessions s WHERE s.chat_id = ? AND {HAS_AGENT}
+    query = """SELECT s.id FROM sessions s WHERE s.chat_id = ?
+      AND s.agent = (SELECT agent FROM chats WHERE id = s.chat_id)
       AND s.context_state LIKE '%"owes_notes":true%' ORDER BY s.id"""
     return scalars(db, SessionId, query, (chat_id,))
 
@@ -328,19 +332,17 @@ def count_messages(db: Connection, lineage_id: LineageId) -> int:
 
 
 def list_conversations(
-    db: Connection, chat_id: ChatId | None, limit: int, *, has_agent: bool = False
+    db: Connection, chat_id: ChatId | None, limit: int, agent: str | None = None
 ) -> list[Conversation]:
-    """Load the conversations that have messages, from one chat or all chats, most recently used first.
-
-    `has_agent`: only those with the agent that answers in their chat now.
-    """
-    where, scope = ("WHERE s.chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
-    where += f" AND {HAS_AGENT}" if has_agent else ""
+    """Load the conversations that have messages, most recently used first, of a chat and an agent or of all (None)."""
+    given = {"chat_id": chat_id, "agent": agent}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    where = " AND ".join(["1 = 1", *(f"s.{name} = ?" for name in wanted)])
     query = f"""WITH used AS (
       SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,
         min(started_at) AS started_at, max(last_human_at) AS last_human_at,
         max(coalesce(last_human_at, started_at)) AS used_at
-      FROM sessions s {where} GROUP BY lineage_id
+      FROM sessions s WHERE {where} GROUP BY lineage_id
       HAVING sum(message_count) > 0 AND count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY used_at DESC LIMIT ?)
     SELECT {columns(Session, "t", "tip")}, {columns(ChatKey, "c", "chat")}, {chat_label("u.lineage_id")} AS label,
       u.message_count, u.session_count, u.started_at, u.last_human_at,
@@ -348,10 +350,11 @@ def list_conversations(
         ORDER BY s.depth DESC LIMIT 1) AS title,
       coalesce((SELECT substr(m.text, 1, 200) FROM messages m WHERE m.lineage_id = u.lineage_id AND m.origin = 'human'
         AND m.seq > 0 ORDER BY m.id LIMIT 1), '') AS first_words,
-      EXISTS (SELECT 1 FROM sessions a WHERE a.id = c.active_session_id AND a.lineage_id = u.lineage_id) AS is_active
+      EXISTS (SELECT 1 FROM sessions a WHERE a.id = c.active_session_id AND a.lineage_id = u.lineage_id) AS is_active,
+      {"t.agent" if agents_are_stored(db) else "''"} AS agent
     FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth
     JOIN chats c ON c.id = t.chat_id ORDER BY u.used_at DESC"""
-    return select(db, Conversation, query, (*scope, limit))
+    return select(db, Conversation, query, (*wanted.values(), limit))
 
 
 def load_other_lineages(db: Connection, chat_id: ChatId, lineage_id: LineageId, limit: int) -> list[LineageId]:

@@ -3,7 +3,8 @@
 A call counts once its row is in the ledger, so simultaneous calls can exceed a cap by their own cost.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, tzinfo
 
 from agent.model.base import Payer
@@ -24,8 +25,9 @@ class SpendingCapSettings:
     conversation: MicroUsd | None = None
     zone: tzinfo | None = UTC
     agent: str | None = None
-    """Agent whose calls count for `agent_daily` and `chat_daily`. None: there is only one agent."""
-    agent_daily: MicroUsd | None = None
+    """Agent whose calls count for `chat_daily` and its daily cap. None: there is only one agent."""
+    agents_daily: Mapping[str, MicroUsd] = field(default_factory=dict)
+    """Daily caps by agent: that of `agent`, or those of all agents in a report about the whole gateway."""
 
 
 def day_start(now: Millis, zone: tzinfo | None) -> Millis:
@@ -87,9 +89,8 @@ class SpendingCaps:
         if limits.chat_daily is not None and payer.chat_id is not None:
             spent = await self._store.read(cost_of_chat, payer.chat_id, since, limits.agent)
             _check_cap("costs.chat_daily_cap", spent, limits.chat_daily)
-        if limits.agent_daily is not None:
-            cap = f"agents.{limits.agent}.costs.daily_cap"
-            _check_cap(cap, await self._agent_day.cost(since, now), limits.agent_daily)
+        for agent, cap in limits.agents_daily.items():
+            _check_cap(f"agents.{agent}.costs.daily_cap", await self._agent_day.cost(since, now), cap)
         if limits.daily is not None:
             _check_cap("costs.daily_cap", await self._day.cost(since, now), limits.daily)
 

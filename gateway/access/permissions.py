@@ -50,10 +50,7 @@ class AccessControl:
         on_loaded: Callable[[Callable[[UserRef], bool]], Awaitable[None]] | None = None,
         failed_accounts: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`on_loaded` is called with `has_access` after each load. It must end the work of people without access.
-
-        `failed_accounts` returns the accounts whose bots do not work until an operator acts.
-        """
+        """`on_loaded` is called with `has_access` after each load. It must end the work of people without access."""
         self._store = store
         self._live = live
         self._on_loaded = on_loaded

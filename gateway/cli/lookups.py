@@ -6,11 +6,11 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 import typer
 
+from agent.model.caps import SpendingCapSettings
 from gateway.cli.answers import ask_or_read, configured_redactor
 from gateway.cli.output import Json, echo, show, table
 from gateway.config import load_config, process_environment
-from gateway.config.settings import Config
-from gateway.models.pricing import cap_limits
+from gateway.models.pricing import limits_in
 from gateway.operator import spending
 from gateway.operator.lookups import (
     MAX_HITS,
@@ -37,7 +37,6 @@ from gateway.operator.why import why_lines
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import LineageSession, short_key
 from hermes_state.admin.why import WhyReport
-from hermes_state.agents import shown_name
 from hermes_state.errors import ConfigError
 from hermes_state.search.full_text import FoundMessage
 from hermes_state.sessions import Conversation
@@ -51,18 +50,19 @@ Place: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="CHAT|SESSION", help="A chat such as telegram:42, or a session id.")
 ]
 
+AgentName: TypeAlias = Annotated[str | None, typer.Option(metavar="AGENT", help="Only this agent, such as ops.")]
+
 
 def lineage(
     place: Place = None,
     limit: Annotated[
         int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of sessions; the oldest are left out.")
     ] = MAX_SESSIONS,
-    agent: Annotated[str | None, typer.Option(help="Only sessions with this agent.")] = None,
+    agent: AgentName = None,
     as_json: Json = False,
 ) -> None:
     """Show the chain of sessions in SESSION's conversation, in a chat or in all chats, oldest session first."""
-    found = look_up("lineage", {"place": place, "limit": limit}, LineageSession)
-    found = [one for one in found if agent is None or shown_name(one.agent) == agent]
+    found = look_up("lineage", {"place": place, "limit": limit, "agent": agent}, LineageSession)
     head = ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY")
     lines = table(head, map(_link_cells, found)) if found else ["There are no sessions yet."]
     show(list(map(json_row, found)), lines, as_json=as_json)
@@ -83,7 +83,7 @@ def _link_cells(one: LineageSession) -> tuple[str, ...]:
 
 
 def _chat_cell(one: LineageSession | Conversation) -> str:
-    agent = f" with {one.agent}" if isinstance(one, LineageSession) and one.agent else ""
+    agent = f" with {one.agent}" if one.agent else ""
     return f"{one.chat.name} ({shortened(one.label, 30)}){agent}" if one.label else f"{one.chat.name}{agent}"
 
 
@@ -98,6 +98,7 @@ def _made_by(one: LineageSession) -> str:
 def search(
     words: Annotated[list[str], typer.Argument(help='Words to find; "quoted words" must be next to each other.')],
     chat: Annotated[str | None, typer.Option(metavar="CHAT", help="Only in this chat, such as telegram:42.")] = None,
+    agent: AgentName = None,
     role: Annotated[MessageRole | None, typer.Option(help="Only messages with this role.")] = None,
     since: Annotated[
         str | None,
@@ -112,6 +113,7 @@ def search(
     asked = {
         "words": asked_words,
         "chat": chat,
+        "agent": agent,
         "role": role,
         "since": parse_time(since) if since is not None else None,
         "order": "newest" if is_newest else "best",
@@ -181,10 +183,11 @@ def sessions(
         str | None, typer.Argument(metavar="CHAT", help="Such as telegram:42; all chats if omitted.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of conversations.")] = 100,
+    agent: AgentName = None,
     as_json: Json = False,
 ) -> None:
     """List conversations, most recently used first, each with the id of its newest session."""
-    found = look_up("sessions", {"chat": chat, "limit": limit}, Conversation)
+    found = look_up("sessions", {"chat": chat, "limit": limit, "agent": agent}, Conversation)
     head = ("SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME")
     lines = table(head, map(_conversation_cells, found)) if found else ["There are no conversations yet."]
     show(list(map(json_row, found)), lines, as_json=as_json)
@@ -212,32 +215,34 @@ def why(
     show(msgspec.to_builtins(found), why_lines(found), as_json=as_json)
 
 
-def usage(place: Place = None, as_json: Json = False) -> None:
+def usage(place: Place = None, agent: AgentName = None, as_json: Json = False) -> None:
     """Show token usage, cost and spending caps for SESSION's conversation, for a chat, or for all chats."""
-    used = ask_or_read("usage", {"place": place}, UsageReport, _read_spending)
+    used = ask_or_read("usage", {"place": place, "agent": agent}, UsageReport, _read_spending)
     heading = "All chats" if used.chat is None else f"Chat {used.chat}"
     if used.session is not None:
         heading = f"Conversation {short_key(used.session)} of {used.chat}"
+    heading += "" if agent is None else f", agent {agent}"
     lines = [f"{heading}:", *usage_lines(used), "", "Today:", *today_lines(used, tells_all=True)]
     show(spending.usage_row(used), lines, as_json=as_json)
 
 
 def insights(
     days: Annotated[int, typer.Option(min=1, max=MAX_DAYS, help="Number of days, including today.")] = DEFAULT_DAYS,
+    agent: AgentName = None,
     as_json: Json = False,
 ) -> None:
     """Show recent spending by day, chat, model and purpose."""
-    found = ask_or_read("insights", {"days": days}, InsightsReport, _read_spending)
+    found = ask_or_read("insights", {"days": days, "agent": agent}, InsightsReport, _read_spending)
     text = "\n".join([insights_block(found), "", *insights_notes(found.total)]).rstrip()
     show(spending.insights_row(found), [text], as_json=as_json)
 
 
 def _read_spending(db: Connection, name: str, args: Mapping[str, Any]) -> object:
     try:
-        config = load_config(process_environment()).config
+        limits = limits_in(load_config(process_environment()), args["agent"])
     except ConfigError:
-        config = Config()  # the command still shows the usage, but without caps
-    return spending.report(db, name, cap_limits(config), SystemClock().now(), args)
+        limits = SpendingCapSettings(zone=None)  # the command still shows the usage, but without caps
+    return spending.report(db, name, limits, SystemClock().now(), args)
 
 
 def look_up(name: str, args: Mapping[str, Any], kind: type[T]) -> list[T]:

@@ -89,7 +89,10 @@ def _title(argument: str) -> str:
 async def list_sessions(request: CommandRequest) -> CommandResult:
     page = min(request.number(1) or 1, MAX_PAGES)
     limit = page * SESSIONS_PER_PAGE
-    loaded = await request.context.store.read(sessions.list_conversations, request.chat.id, limit + 1, has_agent=True)
+    chat_id = request.chat.id
+    loaded = await request.context.store.read(
+        lambda db: sessions.list_conversations(db, chat_id, limit + 1, load_agent(db, chat_id))
+    )
     found = loaded[limit - SESSIONS_PER_PAGE : limit]
     if not found:
         return say("This chat has no conversation yet." if page == 1 else "This chat has no more conversations.")

@@ -5,6 +5,7 @@ In a shared chat, they show only the conversations of that chat.
 
 import asyncio
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import tzinfo
 
@@ -17,6 +18,7 @@ from gateway.times import format_time, parse_time, spoken_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LineageSession, LookupResult, short_key
 from hermes_state.admin.why import WhyReport
+from hermes_state.agents import find_agent
 from hermes_state.chats import load_label
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.outbox import OfferTopic
@@ -33,11 +35,14 @@ ROWS_BEFORE = 1
 
 async def lineage(request: CommandRequest) -> CommandResult:
     """List the sessions of a chat or a conversation in at most eight lines. `/session` shows the details."""
-    name, page = _paged(request.argument)
+    argument, page = _paged(request.argument)
+    words, options = _split(argument, ("agent",))
+    name = " ".join(words)
 
     def load(db: Connection) -> list[LineageSession]:
-        place = find_place(db, name, request.reachable_chat) if name else LookupResult(chat_id=request.chat.id)
-        return lineage_queries.load_lineage_sessions(db, place, page * MAX_SESSIONS + 1)
+        place, agent = LookupResult(chat_id=request.chat.id), find_agent(db, options.get("agent"))
+        place = find_place(db, name, request.reachable_chat) if name else place
+        return lineage_queries.load_lineage_sessions(db, place, page * MAX_SESSIONS + 1, agent)
 
     sessions = await request.context.store.read(load)
     end = len(sessions) - (page - 1) * MAX_SESSIONS
@@ -55,7 +60,7 @@ async def lineage(request: CommandRequest) -> CommandResult:
     can_undo = page == 1 and newest.chat == request.chat.key and newest.layer is not None and newest.ended_at is None
     if can_undo:
         buttons.append(Button(label="Undo compression", command=f"/compress undo #{short_key(newest.key)}"))
-    turns = page_buttons(f"/lineage {name} --page".replace("  ", " "), page, len(sessions) > page * MAX_SESSIONS)
+    turns = page_buttons(f"/lineage {argument} --page".replace("  ", " "), page, len(sessions) > page * MAX_SESSIONS)
     # Discord does not let the bot edit an old private message. A button in it then says that it no longer applies.
     is_private = request.row.payload.ticket is not None and request.chat.kind.is_shared
     offer: OfferTopic | None = "undo" if can_undo and not is_private else None
@@ -129,32 +134,38 @@ async def search(request: CommandRequest) -> CommandResult:
     return say("\n\n".join(lines), *buttons, *page_buttons(f"/search {words} --page", page, len(found) > HITS_PER_PAGE))
 
 
-_OPTIONS = {"chat": "a chat such as `telegram:42`", "role": "user, assistant or tool", "since": "a date"}
+_OPTIONS = {"chat": "such as `telegram:42`", "agent": "such as `ops`", "role": "such as `user`", "since": "a date"}
 
 
-def _parse_search(argument: str, zone: tzinfo | None, limit: int) -> SearchRequest:
-    """Parse words and options in any order. A dash counts as `--`, because some phones turn two hyphens into a dash."""
+def _split(argument: str, known: Collection[str]) -> tuple[list[str], dict[str, str]]:
+    """Split words and options in any order. A dash counts as `--`, because some phones turn two hyphens into a dash."""
     words: list[str] = []
     options: dict[str, str] = {}
     pieces = iter(argument.split())
     for piece in pieces:
         name = piece.removeprefix("--") if piece.startswith("--") else piece.lstrip("\u2013\u2014")
-        if name == piece or name not in ("newest", *_OPTIONS):
+        if name == piece or name not in known:
             words.append(piece)
         elif name == "newest":
             options[name] = ""
         elif (value := next(pieces, None)) is not None:
             options[name] = value
         else:
-            raise CommandError(f"`--{name}` needs a value: {_OPTIONS[name]}.")
+            raise CommandError(f"`--{name}` needs a value, {_OPTIONS[name]}.")
+    return words, options
+
+
+def _parse_search(argument: str, zone: tzinfo | None, limit: int) -> SearchRequest:
+    words, options = _split(argument, ("newest", *_OPTIONS))
     if not words:
-        raise CommandError("Send `/search <words>`, optionally with `--chat`, `--role`, `--since` or `--newest`.")
+        raise CommandError("Send `/search <words>`, also with `--chat`, `--agent`, `--role`, `--since` or `--newest`.")
     role = options["role"].lower() if "role" in options else None
     if role is not None and role not in tuple(MessageRole):
         raise CommandError("`--role` must be user, assistant or tool.")
     return SearchRequest(
         words=" ".join(words),
         chat=options.get("chat"),
+        agent=options.get("agent"),
         role=MessageRole(role) if role is not None else None,
         since=parse_time(options["since"], zone) if "since" in options else None,
         order="newest" if "newest" in options else "best",

@@ -93,13 +93,8 @@ class CommandRunner:
     async def _run(self, row: InboxRow) -> RunningTurn | None:
         chat = await self._context.store.read(load_chat, row.chat_id)
         agent, key = await self._context.store.read(load_agent, row.chat_id), chat.key
-        with bound_contextvars(
-            platform=key.platform,
-            account=key.account,
-            chat=key.name,
-            inbox_id=row.id,
-            **({"agent": agent} if agent else {}),
-        ):
+        named = {"agent": agent} if agent else {}
+        with bound_contextvars(platform=key.platform, account=key.account, chat=key.name, inbox_id=row.id, **named):
             effect = say(CRASH_SENTENCE)
             try:
                 try:

@@ -1,6 +1,7 @@
 """Commands about state and spending: /status and /usage, and /insights for admins."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from agent.engines.loader import BUILT_IN
 from agent.model.protocols.caching import marks_prompts
@@ -24,6 +25,7 @@ from gateway.operator.spending import (
 from hermes_state import inbox
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.admin.pairings import UserRole
+from hermes_state.agents import find_agent
 from hermes_state.errors import CommandError
 from hermes_state.sessions import Session, count_messages, load_active, load_title
 from hermes_state.store.sql import Connection
@@ -173,6 +175,7 @@ async def usage(request: CommandRequest) -> CommandResult:
             f"This conversation, {name}`{session.short_key}`:",
             *usage_lines(found),
             context_line,
+            *await load_agent_line(request),
             *account_lines(request),
         ]
     lines += ["", "Spending caps and today's usage:" if found.caps else "Today:"]
@@ -182,13 +185,16 @@ async def usage(request: CommandRequest) -> CommandResult:
 
 async def insights(request: CommandRequest) -> CommandResult:
     """Show recent spending. In a shared chat, show only the spending of that chat."""
-    days = request.number(DEFAULT_DAYS)
+    words = request.argument.split()
+    agent = next((word for word in words if word[0].isalpha()), None)
+    days = replace(request, argument=" ".join(word for word in words if word != agent)).number(DEFAULT_DAYS)
     if days is None or days > MAX_DAYS:
-        raise CommandError(f"Send `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")
+        number = f"or `/insights 30` for another number of days, at most {MAX_DAYS}"
+        raise CommandError(f"Send `/insights`, {number}. `/insights ops` shows only the agent ops.")
     context, within = request.context, request.reachable_chat
     caps, now = cap_limits(context.runtime.config), context.clock.now()
-    found = await context.store.read(load_insights, caps, now, days, within)
-    where = "This chat" if within is not None else "All chats"
+    found = await context.store.read(lambda db: load_insights(db, caps, now, days, within, find_agent(db, agent)))
+    where = ("This chat" if within is not None else "All chats") + ("" if agent is None else f", agent {agent}")
     span = "today" if days == 1 else f"the last {days} days"
     notes = "\n".join(insights_notes(found.total))
     return say(f"{where}, {span}:\n```\n{insights_block(found)}\n```\n{notes}".rstrip())

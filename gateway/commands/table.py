@@ -261,7 +261,7 @@ COMMANDS = (
         READ,
         status.insights,
         "show spending by day, chat, model and purpose",
-        (Option("days", "how many days to show", is_number=True),),
+        (Option("days", "how many days to show", is_number=True), Option("agent", "only this agent")),
     ),
     Command("whoami", READ, people.whoami, "show your id, your role and this chat's name"),
     _admin(

@@ -79,22 +79,14 @@ def completed_agent(name: str, laid: Config, top: Config, own: Mapping[str, Any]
 
 
 def _tools(laid: ToolsConfig, top: ToolsConfig) -> ToolsConfig:
-    """Return the settings for an agent's tools. What the agent says about some tools and places adds to the top level.
-
-    So a tool that is off at the top level stays off, unless the agent names it, or all other tools with `*`.
-    """
+    """Add an agent's switches and approval policies to those of the top level. `*` replaces all switches there."""
 
     def added(own: dict[str, ToolSwitch], to: dict[str, ToolSwitch]) -> dict[str, ToolSwitch]:
         return own if "*" in own else {**to, **own}
 
     places = {place: added(own, top.use_on.get(place, {})) for place, own in laid.use_on.items()}
-    return laid.model_copy(
-        update={
-            "use": added(laid.use, top.use),
-            "use_on": {**top.use_on, **places},
-            "approval_on": {**top.approval_on, **laid.approval_on},
-        }
-    )
+    values = {"use": added(laid.use, top.use), "use_on": {**top.use_on, **places}}
+    return laid.model_copy(update={**values, "approval_on": {**top.approval_on, **laid.approval_on}})
 
 
 def _folder(home: Path, name: object) -> Path:

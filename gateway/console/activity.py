@@ -9,7 +9,7 @@ from agent.tools.mcp.settings import ServerState
 from gateway import installed_version
 from gateway.access.pairing import approve_request, deny_request
 from gateway.console.registry import ConsoleContext, Page, field_of
-from gateway.models.pricing import cap_limits, unpriced_models
+from gateway.models.pricing import cap_limits, limits_in, unpriced_models
 from gateway.operator.spending import (
     CapUsage,
     InsightsReport,
@@ -21,6 +21,7 @@ from gateway.operator.spending import (
 )
 from hermes_state.admin import console
 from hermes_state.admin.pairings import PairingState, UserRole, list_pairings
+from hermes_state.agents import stored_name
 from hermes_state.errors import CommandError
 from hermes_state.models import ledger
 from hermes_state.models.ledger import TotalUsage
@@ -109,6 +110,7 @@ async def deny(context: ConsoleContext, person: WebPerson, form: Mapping[str, st
 
 async def load_live(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
     turns, waiting = await context.store.read(lambda db: (console.load_live_turns(db), console.count_waiting(db)))
+    turns = [turn for turn in turns if stored_name(query.get("agent")) in (None, turn.agent)]
     return {"turns": turns, "waiting": waiting, "now": context.clock.now()}
 
 
@@ -147,10 +149,11 @@ async def load_compressions(context: ConsoleContext, person: WebPerson, query: M
 
 async def load_costs(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
     span = days if (days := query.get("days", "")) in SPANS else "30"
-    caps, now = cap_limits(context.live.config), context.clock.now()
+    shown, now = query.get("agent"), context.clock.now()
+    caps, agent = limits_in(context.live.loaded, shown), stored_name(shown)
 
     def read(db: Connection) -> tuple[InsightsReport, UsageReport]:
-        return load_insights(db, caps, now, int(span)), load_usage(db, caps, now, None)
+        return load_insights(db, caps, now, int(span), agent=agent), load_usage(db, caps, now, None, agent)
 
     found, usage = await context.store.read(read)
     titles = [f"{day:%a %d %b}: {money(spent)}, {counted(spent.calls, 'call')}" for day, spent in found.days]
@@ -165,6 +168,7 @@ async def load_costs(context: ConsoleContext, person: WebPerson, query: Mapping[
             *([("Accounts", found.accounts)] if found.accounts else []),
             ("Models", found.models),
             ("Purposes", found.purposes),
+            *([("Agents", found.agents)] if found.agents else []),
         ],
         "money": money,
         "caps": usage.caps,

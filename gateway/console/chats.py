@@ -19,6 +19,7 @@ from gateway.operator.why import load_explained, why_lines
 from gateway.times import parse_time
 from hermes_state.admin import audit, console
 from hermes_state.admin.deletion import hide, load_extent
+from hermes_state.agents import stored_name
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StoreUnavailable, ToolError
 from hermes_state.search.full_text import FoundMessage, marked, search
@@ -41,7 +42,9 @@ MAX_TITLES = 8
 async def load(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
     words, platform = query.get("words", "").strip()[:200], query.get("platform", "")
     first = whole_number(query.get("from", ""), 8) or 0
-    rows = await context.store.read(console.load_chats, words, platform, first, PAGE_CHATS + 1)
+    rows = await context.store.read(
+        console.load_chats, words, platform, first, PAGE_CHATS + 1, stored_name(query.get("agent"))
+    )
     return {
         "rows": rows[:PAGE_CHATS],
         "platforms": await context.store.read(console.load_platforms),
@@ -78,13 +81,14 @@ async def load_search(context: ConsoleContext, person: WebPerson, query: Mapping
     platform = query.get("platform", "") if is_all else ""
     dates = {name: query.get(name, "").strip()[:40] for name in ("since", "until")}
     like, times = None if is_all else person.chat_key(""), _times(context, dates)
+    scope = (like, platform, stored_name(query.get("agent")))
     if words and is_all:
         await context.record(person, "search", f"all chats: {words[:100]}")
     try:
-        found, advice = await context.store.read_within(LOOKUP_SECONDS, _search, words, like, platform, times)
+        found, advice = await context.store.read_within(LOOKUP_SECONDS, _search, words, scope, times)
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read the data. Try less common words.") from error
-    titles = await context.store.read(_titles, words, like, platform)
+    titles = await context.store.read(_titles, words, scope)
     redact, request = context.live.redactor(), SearchRequest(words=words)
     safe = await asyncio.to_thread(lambda: [request.redacted(hit, redact) for hit in found])
     return {
@@ -109,24 +113,25 @@ def _times(context: ConsoleContext, dates: Mapping[str, str]) -> SearchFilter:
 
 
 def _search(
-    db: Connection, words: str, like: ChatKey | None, platform: str, times: SearchFilter
+    db: Connection, words: str, scope: tuple[ChatKey | None, str, str | None], times: SearchFilter
 ) -> tuple[list[FoundMessage], list[str]]:
     """Return the best matches, or suggestions for a better search if there are none."""
     if not words:
         return [], []
-    if (scope := search_scope(db, like, platform)) is None:
+    if (filters := search_scope(db, *scope)) is None:
         return [], ["There are no messages to search yet."]
-    found = search(db, words, limit=MAX_HITS, **SearchFilter(**{**scope, **times}))
+    found = search(db, words, limit=MAX_HITS, **SearchFilter(**{**filters, **times}))
     return found, [] if found else search_advice(words)
 
 
-def _titles(db: Connection, words: str, like: ChatKey | None, platform: str) -> list[tuple[str, str]]:
-    """Return addresses and titles of the chats whose titles match."""
-    if not words:
+def _titles(db: Connection, words: str, scope: tuple[ChatKey | None, str, str | None]) -> list[tuple[str, str]]:
+    """Return addresses and titles of the chats whose titles match. A person's own list does not tell agents apart."""
+    like, platform, agent = scope
+    if not words or (like is not None and agent is not None):
         return []
     if like is not None:
         return [(f"/chat/{chat.name}", chat.shown_name) for chat in find_titled(db, like, words, MAX_TITLES)]
-    rows = console.load_chats(db, words, platform, 0, MAX_TITLES)
+    rows = console.load_chats(db, words, platform, 0, MAX_TITLES, agent)
     return [(f"/console/transcript?chat={quote(row.key.name)}", row.label or row.key.name) for row in rows]
 
 

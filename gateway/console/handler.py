@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.console import activity, chats, lineage, people, settings
 from gateway.console.registry import ConsoleContext, Page
+from hermes_state.agents import shown_name
 from hermes_state.errors import CommandError
 from hermes_state.values import UserRef
 from platforms.console import ConsolePage, SentCommand, Values, WebPerson
@@ -33,7 +34,9 @@ class ConsoleHandler:
         return settings.START.about.name if await settings.is_new(self._context) else None
 
     async def load(self, page: str, person: WebPerson, query: Mapping[str, str]) -> Values:
-        return await self._pages[page].load(self._context, person, query)
+        values = await self._pages[page].load(self._context, person, query)
+        names = [shown_name(name) for name in self._context.live.loaded.agent_names] if person.is_admin else []
+        return {"agents": names if len(names) > 1 else [], "agent": query.get("agent", ""), **values}
 
     async def act(self, page: str, action: str, person: WebPerson, form: Mapping[str, str]) -> str | SentCommand:
         if (act := self._pages[page].actions.get(action)) is None:

@@ -24,7 +24,7 @@ from gateway.daemon.tools import BuiltInTools
 from gateway.logs import update_logging
 from gateway.models.pricing import unpriced_models, unpriced_sentence
 from gateway.models.selection import Runtime, preload
-from gateway.operator.checks import removed_work
+from gateway.operator.checks import check_removed
 from hermes_state.errors import ConfigError, StateError
 from hermes_state.store.writer import Store
 
@@ -104,12 +104,12 @@ class Reloader:
 async def warn_removed(store: Store, loaded: LoadedConfig) -> None:
     """Log a warning for each agent and account that is no longer configured, but still has schedules or open turns."""
     try:
-        removed = await store.read(removed_work, loaded)
+        removed = await store.read(check_removed, loaded)
     except StateError as error:  # without a database, the start and the reload continue
         log.warning("config.removed_unknown", error=str(error))
         return
-    for name, reason in removed:
-        log.warning("config.removed", name=name, reason=reason)
+    for one in removed:
+        log.warning("config.removed", reason=one.text)
 
 
 def log_prices_and_caching(loaded: LoadedConfig) -> None:

@@ -1,14 +1,17 @@
 """Prices, spending caps and the ledger for model clients."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from zoneinfo import ZoneInfo
 
 from agent.model.base import Caps
 from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, StoreLedger, UnpricedCaps
 from agent.model.catalog import FREE, Price, price_of
+from gateway.config import LoadedConfig
 from gateway.config.overlay import AgentConfig
 from gateway.config.settings import Config
 from gateway.models.routes import all_routes
+from hermes_state.agents import stored_name
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, MicroUsd, micro_usd
 
@@ -48,8 +51,19 @@ def cap_limits(config: Config, agent: AgentConfig | None = None) -> SpendingCapS
         # Days begin at midnight in this zone. The machine's zone is not used, because its UTC offset can change.
         zone=None if zone is None else ZoneInfo(zone),
         agent=agent.name if agent is not None and config.agents else None,
-        agent_daily=None if agent is None else _limit(agent.daily_cap),
+        agents_daily=_daily_caps([agent] if agent is not None else []),
     )
+
+
+def limits_in(loaded: LoadedConfig, shown: str | None) -> SpendingCapSettings:
+    """Return the caps of the agent that people see under this name, or of the gateway with the daily caps of agents."""
+    if (name := stored_name(shown)) is not None and name in loaded.agent_names:
+        return cap_limits(loaded.agent(name).config, loaded.agent(name))
+    return replace(cap_limits(loaded.config), agents_daily=_daily_caps(loaded.agents))
+
+
+def _daily_caps(agents: Iterable[AgentConfig]) -> dict[str, MicroUsd]:
+    return {one.name: limit for one in agents if (limit := _limit(one.daily_cap)) is not None}
 
 
 def _limit(amount: float | None) -> MicroUsd | None:

@@ -19,10 +19,11 @@ from gateway.config.overlay import AgentConfig
 from gateway.config.settings import Config
 from gateway.models.routes import fixed_prompt_tokens, window_from
 from hermes_state.admin.overview import load_overview
-from hermes_state.agents import are_stored, load_removed
+from hermes_state.agents import load_removed
 from hermes_state.engines.opening import engine_of
 from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.search.index import find_fault
+from hermes_state.sessions import agents_are_stored
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.tools.schedules import load_accounts
@@ -165,27 +166,20 @@ def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult
 
 
 def check_removed(db: Connection, loaded: LoadedConfig) -> list[CheckResult]:
-    """Warn about agents and accounts that are no longer configured but still have work."""
-    return [warning("removed", f"{text[0].upper()}{text[1:]}.") for _, text in removed_work(db, loaded)]
-
-
-def removed_work(db: Connection, loaded: LoadedConfig) -> list[tuple[str, str]]:
-    """Return the name of each agent and account that is not configured but has work, and a sentence about it."""
-    found, config = [], loaded.config
-    for one in load_removed(db, f"|{'|'.join(loaded.agent_names)}|") if are_stored(db) else []:
+    """Warn about agents and accounts that are no longer configured but still have schedules, open turns or chats."""
+    texts, config = [], loaded.config
+    for one in load_removed(db, f"|{'|'.join(loaded.agent_names)}|") if agents_are_stored(db) else []:
         work = [counted(one.schedules, "active schedule"), counted(one.turns, "open turn"), counted(one.chats, "chat")]
-        text = (
+        texts.append(
             f"{loaded.sources['agents']}: agents has no {one.agent}, but that agent has {', '.join(work[:2])} and was "
-            f"chosen in {work[2]}: its schedules pause when they are due, so add it again to continue them"
+            f"chosen in {work[2]}: its schedules pause when they are due, so add it again to continue them."
         )
-        found.append((one.agent, text))
     served = (*config.bots, *(["local"] if config.local.enabled else []))
-    for account, number in load_accounts(db):
-        if account not in served:
-            text = (
-                f"the account {account} is not configured, but its chats have {counted(number, 'active schedule')}: "
-                "they still call the model, and nobody receives the answers. Add the account again, or pause the "
-                "schedules on the page Settings of the web chat"
-            )
-            found.append((account, text))
-    return found
+    texts += [
+        f"The account {account} is not configured, but its chats have {counted(number, 'active schedule')}. They still "
+        "call the model, but the answers cannot be sent. Add the account again, or pause the schedules on the page "
+        "Settings of the web chat."
+        for account, number in load_accounts(db)
+        if account not in served
+    ]
+    return [warning("removed", text) for text in texts]

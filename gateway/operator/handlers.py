@@ -23,7 +23,7 @@ from gateway.access.web_links import make_link, page_address
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.logs import PROBLEMS
-from gateway.models.pricing import cap_limits
+from gateway.models.pricing import cap_limits, limits_in
 from gateway.models.selection import Runtime
 from gateway.operator import checks
 from gateway.operator.browsers import browser_rows, served_elsewhere
@@ -230,7 +230,8 @@ class OperatorHandler:
         return await asyncio.to_thread(lambda: [tool_row(tool.schema, redact) for tool in tools])
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Row:
-        caps, now = cap_limits(self.runtime.config), self.clock.now()
+        agent, now = args.get("agent"), self.clock.now()
+        caps = limits_in(self.loaded(), agent if isinstance(agent, str) else None)
         return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
 
     async def mint_local_url(self, args: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -31,6 +31,7 @@ from hermes_state.admin.lineage_queries import (
 )
 from hermes_state.admin.overview import lacks_ratings
 from hermes_state.admin.why import WhyReport
+from hermes_state.agents import find_agent
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
@@ -53,6 +54,7 @@ from hermes_state.values import (
     Transcript,
     recall_id,
 )
+from hermes_state.web_chats import search_scope
 
 Row: TypeAlias = dict[str, Any]
 
@@ -122,11 +124,13 @@ class LineageRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fi
     """Request for the sessions of a conversation, of a chat or of all chats, oldest first."""
 
     place: str | None = None
+    agent: str | None = None
     limit: _Limit = MAX_SESSIONS
 
     def read(self, db: Connection) -> list[LineageSession]:
         place = find_place(db, self.place) if self.place is not None else None
-        return lineage_queries.load_lineage_sessions(db, place, min(self.limit, MAX_SESSIONS))
+        limit, agent = min(self.limit, MAX_SESSIONS), find_agent(db, self.agent)
+        return lineage_queries.load_lineage_sessions(db, place, limit, agent)
 
 
 class SearchRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +138,7 @@ class SearchRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fie
 
     words: str
     chat: str | None = None
+    agent: str | None = None
     role: MessageRole | None = None
     since: int | None = None
     order: Order = "best"
@@ -141,12 +146,15 @@ class SearchRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fie
 
     def read(self, db: Connection, within: ChatId | None = None) -> list[FoundMessage]:
         """Return the matches. If `within` is given, return only matches in that chat."""
-        filters = self._filters(db, within)
+        if (filters := self._filters(db, within)) is None:
+            return []
         return search(db, self.words, order=self.order, limit=min(self.limit, MAX_HITS), **filters)
 
-    def _filters(self, db: Connection, within: ChatId | None) -> SearchFilter:
+    def _filters(self, db: Connection, within: ChatId | None) -> SearchFilter | None:
+        agent, since = find_agent(db, self.agent), Millis(self.since) if self.since is not None else None
         chat_id = find_chat(db, self.chat, within) if self.chat is not None else within
-        return {"chat_id": chat_id, "role": self.role, "since": Millis(self.since) if self.since is not None else None}
+        scope = SearchFilter() if agent is None else search_scope(db, None, agent=agent)
+        return None if scope is None else {**scope, "chat_id": chat_id, "role": self.role, "since": since}
 
     def redacted(self, one: FoundMessage, redact: Redact) -> FoundMessage:
         """Return a match with its snippet. The whole text is redacted first: a truncated secret is not recognised."""
@@ -241,11 +249,12 @@ class SessionsRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_f
     """Request for the conversations of one chat or of all chats, most recently used first."""
 
     chat: str | None = None
+    agent: str | None = None
     limit: _Limit = 100
 
     def read(self, db: Connection) -> list[Conversation]:
         chat_id = find_chat(db, self.chat) if self.chat is not None else None
-        return list_conversations(db, chat_id, min(self.limit, MAX_SESSIONS))
+        return list_conversations(db, chat_id, min(self.limit, MAX_SESSIONS), find_agent(db, self.agent))
 
     def redacted(self, one: Conversation, redact: Redact) -> Conversation:
         tip, title = msgspec.structs.replace(one.tip, system_prompt=None), one.title and redact(one.title)
@@ -411,6 +420,6 @@ def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation)
     row: Row = {"message": recall_id(one.message_id)} if isinstance(one, FoundMessage) else {}
     for name, _, attribute in (field.partition("=") for field in _JSON_ROWS[type(one)].split()):
         row[name] = attrgetter(attribute or name)(one)
-    if isinstance(one, LineageSession) and one.agent:
+    if isinstance(one, LineageSession | Conversation) and one.agent:
         row["agent"] = one.agent
     return row

@@ -18,7 +18,7 @@ from gateway.operator.lookups import Row, find_place
 from hermes_state import ratings
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.admin.overview import lacks_ratings
-from hermes_state.agents import are_stored, shown_name
+from hermes_state.agents import OUTDATED, find_agent, shown_name
 from hermes_state.chats import load_chat, load_label
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
@@ -40,17 +40,19 @@ NAME = 22
 def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
     """Load a report for the command line as a mapping of its fields. Raises `CommandError` for invalid arguments."""
     if ledger.is_outdated(db):
-        raise CommandError("The database is from an older version. Start the gateway once to update it.")
+        raise CommandError(OUTDATED)
+    agent = find_agent(db, None if args.get("agent") is None else str(args["agent"]))
     if name == "insights":
         days = args.get("days", DEFAULT_DAYS)
         if type(days) is not int or not 1 <= days <= MAX_DAYS:
             raise CommandError(f"The number of days must be between 1 and {MAX_DAYS}.")
-        insights: Row = msgspec.to_builtins(load_insights(db, settings, now, days))
+        insights: Row = msgspec.to_builtins(load_insights(db, settings, now, days, agent=agent))
         return insights
     place = args.get("place")
     if place is not None and not isinstance(place, str):
         raise CommandError("Give the name of a chat or the id of a session.")
-    usage: Row = msgspec.to_builtins(load_usage(db, settings, now, None if place is None else find_place(db, place)))
+    found = None if place is None else find_place(db, place)
+    usage: Row = msgspec.to_builtins(load_usage(db, settings, now, found, agent))
     return usage
 
 
@@ -101,26 +103,31 @@ class UsageReport:
     chat_today: TotalUsage | None
     today: TotalUsage
     caps: tuple[CapUsage, ...]
+    agents_today: Mapping[str, TotalUsage] = field(default_factory=dict)
+    """Today's spending of the chat's agent or, for the whole gateway, of each agent with a cap."""
 
     @property
     def spent(self) -> TotalUsage:
         return sum(self.by_purpose.values(), NO_CALLS)
 
 
-def load_usage(db: Connection, settings: SpendingCapSettings, now: Millis, place: LookupResult | None) -> UsageReport:
-    """Load the usage of a conversation, a chat or the whole gateway, and the spending caps that apply to it."""
+def load_usage(
+    db: Connection, settings: SpendingCapSettings, now: Millis, place: LookupResult | None, agent: str | None = None
+) -> UsageReport:
+    """Load the usage of a conversation, a chat, an agent or the whole gateway, and the caps that apply to it."""
     chat_id, session = (None, None) if place is None else (place.chat_id, place.session)
     lineage_id = None if session is None else session.lineage_id
-    by_purpose = ledger.load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
+    by_purpose = ledger.load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id, agent=agent)
     today_since = day_start(now, settings.zone)
     today = ledger.load_since(db, today_since)
-    chat_today = None if chat_id is None else ledger.load_since(db, today_since, chat_id, settings.agent)
-    has_agent_cap = settings.agent_daily is not None
-    agent_today = ledger.load_since(db, today_since, agent=settings.agent) if has_agent_cap else None
+    one = settings.agent if agent is None else agent
+    chat_today = None if chat_id is None else ledger.load_since(db, today_since, chat_id, one)
+    whose = settings.agents_daily if one is None else [one]
+    agents_today = {name: ledger.load_since(db, today_since, agent=name) for name in whose}
     bounds = (
         ("costs.conversation_cap", sum(by_purpose.values(), NO_CALLS) if session else None, settings.conversation),
         ("costs.chat_daily_cap", chat_today, settings.chat_daily),
-        (f"agents.{settings.agent}.costs.daily_cap", agent_today, settings.agent_daily),
+        *((_cap_of(name), spent, settings.agents_daily.get(name)) for name, spent in agents_today.items()),
         ("costs.daily_cap", today, settings.daily),
     )
     return UsageReport(
@@ -135,7 +142,12 @@ def load_usage(db: Connection, settings: SpendingCapSettings, now: Millis, place
         caps=tuple(
             CapUsage(key=key, spent=sums.cost, limit=cap) for key, sums, cap in bounds if sums and cap is not None
         ),
+        agents_today=agents_today,
     )
+
+
+def _cap_of(agent: str) -> str:
+    return f"agents.{agent}.costs.daily_cap"
 
 
 def usage_row(usage: UsageReport) -> Row:
@@ -150,6 +162,7 @@ def usage_row(usage: UsageReport) -> Row:
         "today_since": usage.today_since,
         "chat_today": None if usage.chat_today is None else spent_row(usage.chat_today),
         "today": spent_row(usage.today),
+        "agents_today": {shown_name(name): spent_row(one) for name, one in usage.agents_today.items()},
         "caps": [
             {
                 "cap": one.key,
@@ -193,7 +206,9 @@ def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
     if usage.chat_today is not None:
         cap = caps.get("costs.chat_daily_cap")
         lines.append(f"- This chat today: {money(usage.chat_today) if cap is None else _of(cap)}")
-    lines += [f"- This agent today: {_of(cap)}" for key, cap in caps.items() if key.startswith("agents.")]
+    for name, spent in usage.agents_today.items():
+        cap = caps.get(_cap_of(name))
+        lines.append(f"- Agent {shown_name(name)} today: {money(spent) if cap is None else _of(cap)}")
     cap = caps.get("costs.daily_cap")
     if cap is not None or tells_all:
         lines.append(f"- The whole gateway today: {money(usage.today) if cap is None else _of(cap)}")
@@ -241,13 +256,19 @@ class InsightsReport:
 
 
 def load_insights(
-    db: Connection, settings: SpendingCapSettings, now: Millis, days: int, within: ChatId | None = None
+    db: Connection,
+    settings: SpendingCapSettings,
+    now: Millis,
+    days: int,
+    within: ChatId | None = None,
+    agent: str | None = None,
 ) -> InsightsReport:
-    """Load the spending of the last `days`, including today. If `within` is given, load only that chat's spending."""
+    """Load the spending of the last `days`, including today, of one chat and one agent or of all (None)."""
     zone = settings.zone
     first = day_of(now, zone) - timedelta(days=days - 1)
-    by_agent = ledger.load_by_agent(db, midnight(first, zone), within) if are_stored(db) else {}
-    slices = ledger.load_slices(db, midnight(first, zone), within)
+    since = midnight(first, zone)
+    slices = [one for one in ledger.load_slices(db, since, within) if agent in (None, one.agent)]
+    by_agent = _added(slices, lambda one: one.agent)
     by_day = _added(slices, lambda one: day_of(one.at, zone))
     every_day = (first + timedelta(days=number) for number in range(days))
     by_chat, labels = dict[str, TotalUsage](), dict[str, str]()
@@ -264,7 +285,7 @@ def load_insights(
         purposes=_sorted(_added(slices, lambda one: one.purpose)),
         agents=_sorted({shown_name(name): spent for name, spent in by_agent.items()} if any(by_agent) else {}),
         total=sum((one.spent for one in slices), NO_CALLS),
-        thumbs=(0, 0) if lacks_ratings(db) else ratings.count(db, midnight(first, zone), within),
+        thumbs=(0, 0) if lacks_ratings(db) else ratings.count(db, since, within, agent),
     )
 
 

@@ -65,18 +65,21 @@ class ChatRow(msgspec.Struct, frozen=True, kw_only=True):
     is_unreachable: bool
 
 
-def load_chats(db: Connection, words: str, platform: str, before: int, limit: int) -> list[ChatRow]:
+def load_chats(
+    db: Connection, words: str, platform: str, before: int, limit: int, agent: str | None = None
+) -> list[ChatRow]:
     """Load chats, most recently used first. Skip the first `before` chats. `words` must be in the label or chat id."""
     query = f"""SELECT * FROM (
       SELECT c.id, {columns(ChatKey, "c", "key")}, c.kind, {_LABEL} AS label, a.chosen_model AS model, c.agent,
         coalesce(a.last_human_at, c.updated_at) AS used_at, c.unreachable_since IS NOT NULL AS is_unreachable,
         (SELECT {_SPENT} FROM model_calls m WHERE m.chat_id = c.id) AS cost
       FROM chats c {_ACTIVE}
-      WHERE c.deleted_at IS NULL AND (:platform = '' OR :platform IN (c.platform, c.account))) found
+      WHERE c.deleted_at IS NULL AND (:platform = '' OR :platform IN (c.platform, c.account))
+        AND c.agent = coalesce(CAST(:agent AS TEXT), c.agent)) found
     WHERE :words = '' OR lower(label) LIKE :pattern ESCAPE '!' OR lower("key.chat_ref") LIKE :pattern ESCAPE '!'
     ORDER BY used_at DESC, id DESC LIMIT :limit OFFSET :before"""
     values = {"words": words, "pattern": containing(words), "platform": platform, "before": before, "limit": limit}
-    return select(db, ChatRow, query, values)
+    return select(db, ChatRow, query, {**values, "agent": agent})
 
 
 def load_platforms(db: Connection) -> list[str]:
@@ -116,6 +119,7 @@ class ListedCompression(CompressionFigures, frozen=True, kw_only=True):
 
     chat: ChatKey
     label: str
+    agent: str
     at: Millis
     outcome: str
     reason: str | None
@@ -132,8 +136,8 @@ _WORST = "(k.outcome = 'aborted') DESC, (k.summary_kind = 'deterministic') DESC,
 
 def load_compressions(db: Connection, since: Millis, limit: int, worst_first: bool) -> list[ListedCompression]:
     """Load the compressions of all chats from `since` on, newest first or least successful first."""
-    query = f"""SELECT {columns(ChatKey, "c", "chat")}, {_LABEL} AS label, k.created_at AS at, k.outcome, k.reason,
-      k.verdict, k.undone_by IS NOT NULL AS was_undone, {FIGURES}
+    query = f"""SELECT {columns(ChatKey, "c", "chat")}, {_LABEL} AS label, s.agent, k.created_at AS at, k.outcome,
+      k.reason, k.verdict, k.undone_by IS NOT NULL AS was_undone, {FIGURES}
     FROM compressions k JOIN sessions s ON s.id = k.parent_id JOIN chats c ON c.id = s.chat_id {_ACTIVE}
     WHERE k.created_at >= ? AND k.outcome <> 'not_needed'
     ORDER BY {_WORST if worst_first else ""} k.id DESC LIMIT ?"""

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from hermes_state import agents
 from hermes_state.chats import find_chats_named
 from hermes_state.errors import LookupReason, LookupRejected
 from hermes_state.sessions import (
@@ -14,6 +13,7 @@ from hermes_state.sessions import (
     MIN_KEY_PREFIX,
     SHORT_KEY_LENGTH,
     Session,
+    agents_are_stored,
     chat_label,
     find_sessions,
     load_session,
@@ -145,14 +145,16 @@ WHERE {{scope}} ORDER BY s.id DESC LIMIT :limit
 """
 
 
-def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int) -> list[LineageSession]:
+def load_lineage_sessions(
+    db: Connection, place: LookupResult | None, limit: int, agent: str | None = None
+) -> list[LineageSession]:
     """Load the newest `limit` sessions of a chat, a conversation (with sub-agents) or all chats, in creation order."""
     if place is None:
-        return _load_sessions(db, "1 = :value", 1, limit)
+        return _load_sessions(db, "1 = :value", 1, limit, agent)
     if place.session is None:
-        return _load_sessions(db, "s.chat_id = :value", place.chat_id, limit)
+        return _load_sessions(db, "s.chat_id = :value", place.chat_id, limit, agent)
     called = "s.parent_session_id IN (SELECT id FROM sessions WHERE lineage_id = :value)"
-    return _load_sessions(db, f"(s.lineage_id = :value OR {called})", place.session.lineage_id, limit)
+    return _load_sessions(db, f"(s.lineage_id = :value OR {called})", place.session.lineage_id, limit, agent)
 
 
 def load_lineage_session(db: Connection, session_id: SessionId) -> LineageSession:
@@ -160,9 +162,12 @@ def load_lineage_session(db: Connection, session_id: SessionId) -> LineageSessio
     return _load_sessions(db, "s.id = :value", session_id, 1)[0]
 
 
-def _load_sessions(db: Connection, scope: str, value: int, limit: int) -> list[LineageSession]:
-    query = _SESSIONS.format(scope=scope, agent="s.agent" if agents.are_stored(db) else "''")
-    return select(db, LineageSession, query, {"value": value, "limit": limit})[::-1]
+def _load_sessions(
+    db: Connection, scope: str, value: int, limit: int, agent: str | None = None
+) -> list[LineageSession]:
+    scope = scope if agent is None else f"{scope} AND s.agent = :agent"
+    query = _SESSIONS.format(scope=scope, agent="s.agent" if agents_are_stored(db) else "''")
+    return select(db, LineageSession, query, {"value": value, "limit": limit, "agent": agent})[::-1]
 
 
 def load_around(db: Connection, session_id: SessionId, seq: int | None, before: int, limit: int) -> Transcript:

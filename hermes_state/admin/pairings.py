@@ -169,10 +169,7 @@ ORDER BY CASE WHEN c.account IN ({}) THEN 1 ELSE 0 END, coalesce(s.last_human_at
 def load_admin_chats(
     db: Connection, named: Collection[UserRef], accounts: Collection[str], failed: Collection[str] = ()
 ) -> list[ChatId]:
-    """Load each admin's most recently used direct chat with these accounts. Covers `named` and all paired admins.
-
-    A chat with one of the accounts in `failed` is used only if the admin has no other chat.
-    """
+    """Load the last used direct chat with these accounts, if possible not `failed`, of `named` and paired admins."""
     admins = {*named, *(ref for ref, role in load_roles(db).items() if role is UserRole.ADMIN)}
     query = _DIRECT_CHAT.format(*(", ".join("?" for _ in some) or "NULL" for some in (accounts, failed)))
     people = [(ref.partition(":")[0], *accounts, ref, ref, *failed) for ref in sorted(admins)]

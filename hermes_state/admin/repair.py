@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes_state.agents import are_stored
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.file_loss import refuse_loss, side_files
@@ -20,6 +19,7 @@ from hermes_state.engines.sqlite.index import SERVING, merge_all
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, shipped_migrations
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.search.index import is_current, serving_index
+from hermes_state.sessions import agents_are_stored
 from hermes_state.store.lock import FileLock
 from hermes_state.store.sql import scalar, scalars
 from hermes_state.values import Progress
@@ -248,7 +248,7 @@ def _restore_references(db: sqlite3.Connection) -> list[str]:
             notes.append(f"{count:,} {what}.")
     if scalar(db, int, "SELECT count(*) FROM pragma_table_info('turns') WHERE name = 'parent_turn_id'"):
         db.execute(_SUBAGENT_SESSIONS)
-    if are_stored(db):
+    if agents_are_stored(db):
         db.execute(_LOST_AGENTS)
     if removed := _mend_references(db):
         notes.append(f"{removed:,} rows that belonged to lost rows were removed.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hermes_state.sessions import load_tip
+from hermes_state.sessions import agents_are_stored, load_tip
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none, select, select_one
 from hermes_state.values import CanonicalUsage, ChatId, LineageId, MicroUsd, Millis, SessionId, TurnId
@@ -159,33 +159,26 @@ _SUMS = """coalesce(sum(cost_microusd), 0) AS "{0}cost", count(*) AS "{0}calls",
 
 
 def load_by_purpose(
-    db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None
+    db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None, agent: str | None = None
 ) -> dict[str, TotalUsage]:
-    """Return totals by purpose for a conversation or a chat, or for the whole gateway if neither is given."""
-    where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
-    if whose is None:
-        where, whose = "CAST(? AS INTEGER) IS NULL", None
+    """Return totals by purpose for a conversation or a chat, for an agent, or for the whole gateway (all None)."""
+    where, values = _filter(chat_id=chat_id if lineage_id is None else None, lineage_id=lineage_id, agent=agent)
     query = f"""SELECT 0 AS at, NULL AS chat_id, '' AS model, purpose, {_SUMS.format("spent.")} FROM model_calls
-    WHERE {where} GROUP BY purpose ORDER BY min(id)"""
-    return {one.purpose: one.spent for one in select(db, UsageRow, query, (whose,))}
+    WHERE 1 = 1 {where} GROUP BY purpose ORDER BY min(id)"""
+    return {one.purpose: one.spent for one in select(db, UsageRow, query, values)}
 
 
-def load_by_agent(db: Connection, since: Millis, chat_id: ChatId | None = None) -> dict[str, TotalUsage]:
-    """Return the totals since the time `since` by agent."""
-    within = "" if chat_id is None else "AND chat_id = ?"
-    query = f"""SELECT 0 AS at, NULL AS chat_id, '' AS model, agent AS purpose, {_SUMS.format("spent.")}
-    FROM model_calls WHERE created_at >= ? {within} GROUP BY agent"""
-    rows = select(db, UsageRow, query, (since,) if chat_id is None else (since, chat_id))
-    return {one.purpose: one.spent for one in rows}
+def _filter(**wanted: ChatId | LineageId | str | None) -> tuple[str, list[object]]:
+    """Return conditions for columns of the ledger, with their values. None: any value."""
+    given = {column: value for column, value in wanted.items() if value is not None}
+    return "".join(f" AND {column} = ?" for column in given), [*given.values()]
 
 
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None, agent: str | None = None) -> TotalUsage:
     """Return the totals since the time `since`, for a chat, for an agent, or for the whole gateway."""
-    query, parameters = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?", list[object]([since])
-    for column, value in (("chat_id", chat_id), ("agent", agent)):
-        if value is not None:
-            query, parameters = f"{query} AND {column} = ?", [*parameters, value]
-    return select_one(db, TotalUsage, query, parameters) or NO_CALLS
+    within, values = _filter(chat_id=chat_id, agent=agent)
+    query = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ? {within}"
+    return select_one(db, TotalUsage, query, (since, *values)) or NO_CALLS
 
 
 # ---- caps, checked before every call
@@ -201,10 +194,9 @@ def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis, agent: str | No
 
     The query for all agents is fast because it reads only a covering index.
     """
-    query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ?"
-    if agent is None:
-        return scalar(db, MicroUsd, query, (chat_id, since))
-    return scalar(db, MicroUsd, f"{query} AND agent = ?", (chat_id, since, agent))
+    within, values = _filter(agent=agent)
+    query = f"SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ? {within}"
+    return scalar(db, MicroUsd, query, (chat_id, since, *values))
 
 
 def cost_around(db: Connection, since: Millis, until: Millis, agent: str | None = None) -> tuple[MicroUsd, MicroUsd]:
@@ -215,11 +207,11 @@ def cost_around(db: Connection, since: Millis, until: Millis, agent: str | None 
     Calls are compared by time instead of id, because with several writers a call can become visible after a call with a
     higher id.
     """
-    query = """SELECT coalesce(sum(CASE WHEN created_at < ? THEN cost_microusd END), 0),
+    within, values = _filter(agent=agent)
+    query = f"""SELECT coalesce(sum(CASE WHEN created_at < ? THEN cost_microusd END), 0),
       coalesce(sum(CASE WHEN created_at >= ? THEN cost_microusd END), 0)
-    FROM model_calls WHERE created_at >= ?"""
-    query, whose = (query, ()) if agent is None else (f"{query} AND agent = ?", (agent,))
-    older, newer = db.execute(query, (until, until, since, *whose)).fetchone()
+    FROM model_calls WHERE created_at >= ? {within}"""
+    older, newer = db.execute(query, (until, until, since, *values)).fetchone()
     return MicroUsd(int(older)), MicroUsd(int(newer))
 
 
@@ -227,13 +219,14 @@ def cost_around(db: Connection, since: Millis, until: Millis, agent: str | None 
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage of one chat, model and purpose in one quarter of an hour."""
+    """Usage of one chat, model, purpose and agent in one quarter of an hour."""
 
     at: Millis
     """Start of the quarter-hour. In every time zone, midnight is the start of a quarter-hour."""
     chat_id: ChatId | None
     model: str
     purpose: str
+    agent: str = ""
     spent: TotalUsage
 
 
@@ -241,9 +234,9 @@ QUARTER_MILLIS = 15 * 60_000
 
 
 def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageRow]:
-    """Return the usage since the time `since`, by quarter-hour, chat, model and purpose, oldest first."""
-    within = "" if chat_id is None else "AND chat_id = ?"
+    """Return the usage since the time `since`, by quarter-hour, chat, model, purpose and agent, oldest first."""
+    (within, values), agent = _filter(chat_id=chat_id), "agent" if agents_are_stored(db) else "''"
     at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
-    query = f"""SELECT {at} AS at, chat_id, model, purpose, {_SUMS.format("spent.")} FROM model_calls
-    WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4 ORDER BY 1, coalesce(chat_id, 0), 3, 4"""
-    return select(db, UsageRow, query, (since,) if chat_id is None else (since, chat_id))
+    query = f"""SELECT {at} AS at, chat_id, model, purpose, {agent} AS agent, {_SUMS.format("spent.")} FROM model_calls
+    WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, coalesce(chat_id, 0), 3, 4, 5"""
+    return select(db, UsageRow, query, (since, *values))

@@ -39,6 +39,8 @@ class SearchFilter(TypedDict, total=False):
     lineage_id: LineageId | None
     lineage_ids: Sequence[LineageId]
     """Conversations to search. If it is not given, all conversations are searched."""
+    other_lineages: Sequence[LineageId]
+    """Conversations to leave out."""
     role: MessageRole | None
     since: Millis | None
     until: Millis | None
@@ -74,6 +76,7 @@ class MatchReader(ABC):
         self.any_of = [f"c{chat_id}" for chat_id in filters.get("chat_ids", ())]
         self.any_of += [f"l{lineage_id}" for lineage_id in filters.get("lineage_ids", ())]
         self.none_of = [f"c{chat_id}" for chat_id in filters.get("other_than", ())]
+        self.none_of += [f"l{lineage_id}" for lineage_id in filters.get("other_lineages", ())]
         query = "SELECT min(id) FROM messages WHERE turn_id = ?"
         before = scalar_or_none(db, int, query, (turn_id,)) if turn_id is not None else None
         self.before, self.since = before or 2**62, filters.get("since")

@@ -7,6 +7,7 @@ import pytest
 
 from agent.tools.terminal.sandbox import probe_sandbox
 from tests.e2e.protocols import conversation_of, prompt_of
+from tests.e2e.test_console import Visitor
 from tests.e2e.test_voice import EARS, VOICE
 from tests.e2e.world import GROUP, World
 from tests.fakes.discord_state import ALICE, APPLICATION, BOB, GUILD, ROLES
@@ -242,7 +243,7 @@ async def test_an_agent_that_has_reached_its_cap_stops_and_the_others_continue(w
     await world.ask("once more", "daily spending cap of this agent has been reached .\\$0.0[0-9]+ of \\$0.01")
     await world.say("", **VOICE, file_text="OggS SAYS:and a spoken one")
     assert await world.replies(2, match="daily spending cap of this agent has been reached")
-    await world.ask("/usage", "This agent today: \\$0.0[0-9]+ of \\$0.01.*: used up, agents.support.costs.daily_cap")
+    await world.ask("/usage", "Agent support today: \\$0.0[0-9]+ of \\$0.01.*: used up, agents.support.costs.daily_cap")
     await world.ask("ops is free", "ops is free", chat_id=43)
     await world.ask("/agent default", "the agent default answers here")
     await world.say("", **VOICE, file_text="OggS SAYS:default is free")
@@ -327,6 +328,61 @@ async def test_operators_and_admins_see_the_agent_of_each_conversation_and_cost(
     assert [event.get("agent") for event in events] == [None, "ops"]
     code, output = await world.command_line("config", "show", "--json")
     assert json.loads(output)["settings"]["routes"]["value"][0]["agent"] == "ops"
+
+
+async def test_lists_searches_and_costs_can_be_limited_to_an_agent(world: World) -> None:
+    world.configure(AGENTS)
+    for name in ("HERMES_ACCESS__ALLOW", "HERMES_ACCESS__ADMINS"):
+        del world.gateway.environ[name]
+    await world.gateway.start(**world.web_chat())
+    await world.converse("the first orchid")
+    await world.say("the orchid of another chat", chat_id=43)
+    await world.replies(1, chat_id=43)
+    await world.ask("/agent ops", "the agent ops answers here")
+    await world.converse("the second orchid")
+
+    async def rows(*words: str) -> Any:
+        code, output = await world.command_line(*words, "--json")
+        assert code == 0, output
+        return json.loads(output)
+
+    def found(hits: list[dict[str, Any]]) -> set[str]:
+        return {hit["text"] for hit in hits if hit["role"] == "user"}
+
+    assert found(await rows("search", "orchid", "--agent", "ops")) == {
+        "the orchid of another chat",
+        "the second orchid",
+    }
+    assert found(await rows("search", "orchid", "--agent", "default")) == {"the first orchid"}
+    own = await rows("search", "orchid", "--agent", "ops", "--chat", "telegram:42")
+    assert found(own) == {"the second orchid"}
+    listed = await rows("sessions", "telegram:42", "--agent", "ops")
+    assert [(row["agent"], row["first_words"]) for row in listed] == [("ops", "the second orchid")]
+    assert [row.get("agent") for row in await rows("lineage", "telegram:42", "--agent", "default")] == [None]
+    used = await rows("usage", "--agent", "ops")
+    assert (used["calls"], used["agents_today"]["ops"]["calls"], used["today"]["calls"]) == (2, 2, 3)
+    assert (await rows("insights", "--agent", "ops"))["total"]["calls"] == 2
+    code, output = await world.command_line("sessions", "--agent", "opps")
+    assert (code, "no conversations with an agent called “opps”" in output) == (1, True)
+    await world.ask("/search --agent default orchid", "(?s)the first orchid(?!.*(second|another))")
+    await world.ask("/lineage \u2014agent default", "(?s)Sessions of .*ended with /new(?!.*agent ops)")
+    await world.ask("/insights 2 ops", "(?s)All chats, agent ops, the last 2 days:.*total +\\S+ +2")
+    await world.ask("/usage", "(?s)Agent: ops .chosen with /agent.*Agent ops today: \\$")
+    async with Visitor(await world.gateway.printed_url()) as owner:
+        hits = await owner.read("search?words=orchid&all=1&agent=ops")
+        assert ("second" in hits, "another" in hits, "first" in hits) == (True, True, False)
+        assert '<option value="ops" selected>' in hits
+        chats = await owner.read("chats?agent=default")
+        assert ("telegram:42" in chats, "telegram:43" in chats) == (False, False)
+        assert "telegram:43" in await owner.read("chats?agent=ops")
+        costs = await owner.read("costs?agent=ops")
+        assert "2 model calls" in costs
+        assert "<h2>Agents</h2>" in await owner.read("costs")
+    events = [json.loads(line) for line in world.gateway.log_text().splitlines() if '"command.done"' in line]
+    assert [(event["command"], event.get("agent")) for event in events] == [
+        ("agent", None),
+        *((name, "ops") for name in ("search", "lineage", "insights", "usage")),
+    ]
 
 
 async def test_notes_about_people_are_shared_only_where_both_agents_say_so(world: World) -> None:

@@ -123,7 +123,18 @@ LOOKUPS = (
     ("usage", "telegram:42"),
     ("insights", "--days", "3"),
 )
-PASSING = ("day", "today_since", "today", "chat_today", "score", "chat_name", "thumbs", "account", "accounts")
+PASSING = (
+    "day",
+    "today_since",
+    "today",
+    "chat_today",
+    "score",
+    "chat_name",
+    "thumbs",
+    "account",
+    "accounts",
+    "agents_today",
+)
 """Keys whose values change by the day or with the version of SQLite, or that are new."""
 
 

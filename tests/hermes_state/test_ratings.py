@@ -58,6 +58,8 @@ def test_the_newest_thumb_counts(
         ratings.rate(db, chat_id, message_id, event, None)
     assert ratings.load_values(db, [message_id]).get(message_id, []) == expected
     assert ratings.count(db, START, chat_id) == (expected.count(1), expected.count(-1))
+    assert ratings.count(db, START, chat_id, "") == (expected.count(1), expected.count(-1))
+    assert ratings.count(db, START, chat_id, "ops") == (0, 0)
 
 
 def test_a_rating_is_told_once_in_its_own_conversation(

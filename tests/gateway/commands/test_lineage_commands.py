@@ -113,7 +113,7 @@ async def test_each_undo_names_the_undone_compression(gateway: TestGateway) -> N
 
 @pytest.mark.parametrize("option", ["chat", "role", "since"])
 async def test_a_search_option_without_a_value_is_refused(gateway: TestGateway, option: str) -> None:
-    assert (await ask_boss(gateway, f"/search door --{option}")).startswith(f"`--{option}` needs a value: ")
+    assert (await ask_boss(gateway, f"/search door --{option}")).startswith(f"`--{option}` needs a value, ")
 
 
 async def test_a_search_hit_opens_its_session(gateway: TestGateway) -> None:

@@ -30,7 +30,7 @@ async def test_usage_before_the_first_message_says_so(gateway: TestGateway) -> N
     assert "No model calls." in await gateway.ask("/insights", sender=BOSS)
 
 
-@pytest.mark.parametrize("days", ["0", "367", "x", "-3", "9" * 40])
+@pytest.mark.parametrize("days", ["0", "367", "ops 0", "-3", "9" * 40])
 async def test_days_that_cannot_be_shown_are_refused(gateway: TestGateway, days: str) -> None:
     assert "at most 366" in await gateway.ask(f"/insights {days}", sender=BOSS)
 

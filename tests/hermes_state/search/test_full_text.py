@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from hermes_state.search.full_text import SNIPPET_CHARACTERS, FoundMessage, search
 from hermes_state.search.query import parse_query
 from hermes_state.search.ranking import RANKED_HITS
-from hermes_state.sessions import Session, ensure_active
+from hermes_state.sessions import Session, ensure_active, reset
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, append_view_row
 from hermes_state.values import ChatKey, ChatKind, MessageId, MessageRole, Millis, Origin
+from hermes_state.web_chats import search_scope
 from tests.hermes_state.rows import add_chat, migrated
 from tests.sampling import examples
 
@@ -84,6 +86,24 @@ async def test_leaving_out_chats_finds_the_same_in_the_same_order_as_naming_the_
         named = await store.read(search, query, chat_ids=mine)
         assert texts(await store.read(search, query, other_than=others)) == texts(named), query
     assert len(await store.read(search, "door", other_than=others)) == 10
+
+
+async def test_a_search_for_an_agent_splits_a_chat_with_several_agents_into_its_conversations(store: Store) -> None:
+    def fill(db: Connection) -> None:
+        for name, agent in (("a", ""), ("a", "ops"), ("b", "ops"), ("c", ""), ("d", "desk")):
+            session = start(db, name)
+            session = reset(db, session.chat_id, Millis(0)) if session.message_count else session
+            db.execute("UPDATE sessions SET agent = ? WHERE id = ?", (agent, session.id))
+            say(db, session, f"a door of {agent or 'default'} in {name}")
+
+    await store.write(locks(EVERYTHING)(fill))
+    everyone = {"ops": ["ops in a", "ops in b"], "": ["default in a", "default in c"], "desk": ["desk in d"]}
+    for agent, wanted in everyone.items():
+        scope = await store.read(search_scope, None, "", agent)
+        assert scope is not None
+        hits = texts(await store.read(search, "door", order="newest", **scope))
+        assert hits[::-1] == [f"a door of {place}" for place in wanted]
+    assert await store.read(search_scope, None, "", "nobody") is None
 
 
 async def test_a_query_cannot_escape_the_given_chat(store: Store) -> None:
