@@ -164,6 +164,20 @@ async def test_a_revoked_token_stops_only_its_bot(bots: Bots) -> None:
     assert await bots.replies2(1, match="back again")
 
 
+async def test_an_admin_is_not_asked_by_a_bot_whose_token_was_revoked(bots: Bots) -> None:
+    admins = {"HERMES_ACCESS__ADMINS": "telegram:42", "HERMES_ACCESS__ALLOW": "telegram:43"}
+    await bots.gateway.start(**admins, HERMES_TOOLS__APPROVAL__WRITES="ask_admin")
+    await bots.converse("one")
+    await bots.say2("two")  # the chat that was used last
+    assert await bots.replies2(1)
+    await bots.tg2.post("faults", {"match": ".*", "kind": "status", "status": 401, "times": -1})
+    await bots.say2("three")  # ends the poll, and the next one fails
+    await bots.gateway.wait_for_log('"adapter.rejected"')
+    await bots.script_call("every day", "schedule", action="add", cron="0 8 * * *", text="look")
+    await bots.say("every day", chat_id=43)
+    assert await bots.replies(1, match="May I use .?schedule.?. For User43")
+
+
 async def test_an_outage_of_one_bot_leaves_the_other_running(bots: Bots) -> None:
     await bots.gateway.start()
     await bots.say2("before")
