@@ -15,6 +15,7 @@ from agent.tools.terminal.sandbox import group_parents, probe_sandbox, terminal_
 from gateway.access.permissions import find_admin_chats
 from gateway.cluster.membership import node_info
 from gateway.config import LoadedConfig
+from gateway.config.fields import DEFAULT_SOURCE
 from gateway.config.overlay import AgentConfig
 from gateway.config.settings import Config
 from gateway.models.routes import fixed_prompt_tokens, window_from
@@ -168,12 +169,13 @@ def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult
 def check_removed(db: Connection, loaded: LoadedConfig) -> list[CheckResult]:
     """Warn about agents and accounts that are no longer configured but still have schedules, open turns or chats."""
     texts, config = [], loaded.config
+    source = loaded.sources.get("agents", DEFAULT_SOURCE)
+    where = loaded.config_file if source == DEFAULT_SOURCE else source
     for one in load_removed(db, f"|{'|'.join(loaded.agent_names)}|") if agents_are_stored(db) else []:
-        work = [counted(one.schedules, "active schedule"), counted(one.turns, "open turn"), counted(one.chats, "chat")]
-        texts.append(
-            f"{loaded.sources['agents']}: agents has no {one.agent}, but that agent has {', '.join(work[:2])} and was "
-            f"chosen in {work[2]}: its schedules pause when they are due, so add it again to continue them."
-        )
+        counts = ((one.schedules, "active schedule"), (one.turns, "open turn"), (one.chats, "chat"))
+        has = ", ".join(counted(number, noun) for number, noun in counts if number)
+        hint = " Its schedules pause when they are due." if one.schedules else ""
+        texts.append(f"{where}: agents has no {one.agent}, but it has {has}. Add the agent again to continue.{hint}")
     served = (*config.bots, *(["local"] if config.local.enabled else []))
     texts += [
         f"The account {account} is not configured, but its chats have {counted(number, 'active schedule')}. They still "

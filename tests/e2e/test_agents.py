@@ -263,7 +263,7 @@ async def test_a_removed_agent_keeps_its_schedules_and_questions_and_says_so(wor
     world.configure(AGENTS.replace("  ops:\n", "  desk:\n").replace("agent: ops}", "agent: desk}"))
     await world.reload()
     assert (
-        "agents has no ops, but it has 1 active schedule and 1 open turn: add it again to continue, or"
+        "agents has no ops, but it has 1 active schedule, 1 open turn. Add the agent again to continue."
         in world.gateway.log_text()
     )
     await world.gateway.kill()

@@ -55,7 +55,7 @@ async def test_work_of_removed_agents_and_accounts_is_reported_with_what_to_do(s
     with capture_logs() as said:
         await warn_removed(store, loaded)
     agent, account = (one["reason"] for one in said if one["event"] == "config.removed")
-    assert "agents has no ops, but that agent has 1 active schedule" in agent
+    assert "agents has no ops, but it has 1 active schedule" in agent
     assert (
         "The account telegram/operations is not configured, but its chats have 1 active schedule. They still" in account
     )
