@@ -138,18 +138,17 @@ def _find_words(
 def _find_similar(
     matches: MatchReader, asked: Mapping[Forms, str], speakers: Container[str]
 ) -> dict[Forms, tuple[Forms, list[int]]]:
-    """Return the words with a similar meaning that are known, and their ids, for each word that is not a name."""
-    typed = {*chain(*asked)}
-    similar = {
-        own: tuple(term for term in similar_to(word) if term not in typed)
-        for own, word in asked.items()
-        if word not in speakers
-    }
-    return {
-        own: (forms, ids)
-        for own, forms in similar.items()
-        if forms and (ids := matches.newest(expression_of(forms), RANKED_HITS))
-    }
+    """Return the words with a similar meaning that are known, and their ids, for each word that is not a name.
+
+    No word is returned twice, or if it is asked for.
+    """
+    taken, similar = {*chain(*asked)}, dict[Forms, tuple[Forms, list[int]]]()
+    for own, word in asked.items():
+        forms = () if word in speakers else tuple(term for term in similar_to(word) if term not in taken)
+        if forms and (ids := matches.newest(expression_of(forms), RANKED_HITS)):
+            taken.update(forms)
+            similar[own] = forms, ids
+    return similar
 
 
 def match_reader(db: Connection, **filters: Unpack[SearchFilter]) -> MatchReader:

@@ -25,7 +25,7 @@ PASSAGE = 600
 SAID_BY_PEOPLE = f"r{MessageRole.USER}"  # scope of the messages of people
 
 _K1, _B = 1.2, 0.5
-_has_pairs = re.compile(f"[{CJK}]").search
+_pairs = re.compile(f"[{CJK}]")
 
 
 class SearchFilter(TypedDict, total=False):
@@ -105,11 +105,12 @@ class MatchReader(ABC):
         weights: dict[tuple[Term, ...], float] = {(terms[0],): 1.0}
         if len(terms) > 1:
             weights = {(term,): self.weight(self.newest(term, RANKED_HITS)) for term in terms}
-        return best_of(((row.id, sum(scores)) for row, scores in scored(rows, weights)), limit)
+        return best_of(((row.id, sum(scores.values())) for row, scores in scored(rows, weights)), limit)
 
-    def load_candidates(self, ids: Sequence[int]) -> list[Candidate]:
-        """Load the messages with these ids that are new enough."""
-        query = f"""SELECT id, role, sender_name, created_at, substr(text, 1, {COUNTED_CHARACTERS}), body,
+    def load_candidates(self, ids: Sequence[int], *, has_bodies: bool = True) -> list[Candidate]:
+        """Load the messages with these ids that are new enough, if needed without their bodies."""
+        body = "body" if has_bodies else "NULL"
+        query = f"""SELECT id, role, sender_name, created_at, substr(text, 1, {COUNTED_CHARACTERS}), {body},
           coalesce(length(text), 0) + coalesce(length(body), 0)
         FROM messages WHERE id IN ({",".join(map(str, ids)) or "NULL"}) AND created_at >= {int(self.since or 0)}
         ORDER BY id"""
@@ -155,28 +156,32 @@ def _first_since(db: Connection, at: Millis) -> int:
 
 def scored(
     rows: Sequence[Candidate], weights: Mapping[tuple[Term, ...], float]
-) -> Iterator[tuple[Candidate, list[float]]]:
-    """Yield each row with its BM25 scores, one for each of the rarest words in the same order for all rows.
+) -> Iterator[tuple[Candidate, dict[tuple[Term, ...], float]]]:
+    """Yield each row with its BM25 scores, one for each of the rarest words.
 
     `weights` has the forms of each word and the weight of the word.
     """
     counted = heapq.nlargest(COUNTED_TERMS, weights.items(), key=lambda item: item[1])
-    patterns: dict[bool, list[re.Pattern[str]]] = {}
+    are_paired = [any(_pairs.search(term.text) for term in forms) for forms, _ in counted]
+    patterns = [
+        re.compile(any_pattern(forms, edge=IN_WORD if is_paired else LETTER) or "(?!)")
+        for (forms, _), is_paired in zip(counted, are_paired, strict=True)
+    ]
     average = max(1.0, sum(row.characters for row in rows) / max(1, len(rows)))
     for row in rows:
         beginning = folded((row.text or "") if row.body is None else fts_row(row.text, row.body)[:COUNTED_CHARACTERS])
-        is_paired = not beginning.isascii() and _has_pairs(beginning) is not None
-        if is_paired not in patterns:  # a pattern for pairs takes twenty times as long to compile
-            edge = IN_WORD if is_paired else LETTER
-            patterns[is_paired] = [re.compile(any_pattern(forms, edge=edge) or "(?!)") for forms, _ in counted]
+        # Other words end at a character that is indexed in pairs. A pattern that says so would compile slowly.
+        spaced = beginning if beginning.isascii() else _pairs.sub(" ", beginning)
+        found = [
+            [match.start() for match in pattern.finditer(beginning if is_paired else spaced)]
+            for pattern, is_paired in zip(patterns, are_paired, strict=True)
+        ]
         share = max(1.0, row.characters / COUNTED_CHARACTERS)
-        counts = [len(pattern.findall(beginning)) * share for pattern in patterns[is_paired]]
-        scores = _bm25(counted, counts, row.characters / average)
-        if row.characters > PASSAGE and sum(map(bool, counts)) > 1:
-            places = [[match.start() for match in pattern.finditer(beginning)] for pattern in patterns[is_paired]]
-            best = _best_passage(counted, places, average)
+        scores = _bm25(counted, [len(places) * share for places in found], row.characters / average)
+        if row.characters > PASSAGE and sum(map(bool, found)) > 1:
+            best = _best_passage(counted, found, average)
             scores = [(whole + part) / 2 for whole, part in zip(scores, best, strict=True)]
-        yield row, scores
+        yield row, {forms: score for (forms, _), score in zip(counted, scores, strict=True)}
 
 
 _Counted: TypeAlias = Sequence[tuple[tuple[Term, ...], float]]

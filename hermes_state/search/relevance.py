@@ -50,7 +50,7 @@ VALUE_CHARACTERS = 1_500
 """Number of characters of a text in which a number or date is looked for."""
 NAME_WEIGHT = 0.2
 """Factor for the weight of a speaker's name in a text, because a name in a text often only addresses that person."""
-LITTLE_WEIGHT, SIMILAR_WEIGHT = 0.5, 0.6
+LITTLE_WEIGHT, SIMILAR_WEIGHT = 0.5, 0.8
 """Factors for the weights of words that say little, and of words with a similar meaning."""
 
 # Purpose: load one neighbour of a message in its conversation.
@@ -82,15 +82,22 @@ def relevant(
         for forms, ids in words.items()
     }
     chances, all_words = _chances(matches, words, names, weights), 0.999 * sum(weights.values())
-    for own, (forms, ids) in similar.items():
-        weights[forms] = SIMILAR_WEIGHT * min(matches.weight(ids), weights.get(own, math.inf))
-        for row_id in ids:
-            chances[row_id] = chances.get(row_id, 0.0) + weights[forms]
+    replaced = {
+        own: (forms, SIMILAR_WEIGHT * min(matches.weight(ids), weights.get(own, math.inf)))
+        for own, (forms, ids) in similar.items()
+    }
+    for own, (_, weight) in replaced.items():
+        for row_id in {*similar[own][1]}.difference(words.get(own, ())):
+            chances[row_id] = chances.get(row_id, 0.0) + weight
     chances = {row_id: chance for row_id, chance in chances.items() if row_id >= matches.after}
     if len(chances) > POOL:
         chances = dict(heapq.nlargest(POOL, chances.items(), key=lambda hit: (hit[1], hit[0])))
     rows = {row.id: row for row in matches.load_candidates([*chances])}
-    scores = {row.id: by_word for row, by_word in scored([*rows.values()], weights)}
+    meanings = {forms: (forms, *(replaced[forms][:1] if forms in replaced else ())) for forms in weights | replaced}
+    scores = {
+        row.id: [max(by_word.get(forms, 0.0) for forms in some) for some in meanings.values()]
+        for row, by_word in scored([*rows.values()], weights | dict(replaced.values()))
+    }
     if len(content_words(typed)) > 1 and not matches.has_role:
         scores = _with_neighbours(matches, scores, rows)
     named = {name for said in speakers.values() for name in said.values()}
@@ -179,7 +186,7 @@ def _with_neighbours(
     lenders = heapq.nlargest(LENDERS, scores, key=lambda row_id: (sum(scores[row_id]), row_id))
     beside = dict(neighbours(matches, lenders, len(SHARES)))
     missing = {other for others in beside.values() for other in others if other is not None} - rows.keys()
-    rows |= {row.id: row for row in matches.load_candidates(sorted(missing))}
+    rows |= {row.id: row for row in matches.load_candidates(sorted(missing), has_bodies=False)}
     for row_id, others in beside.items():
         for share, other in zip((*SHARES, *SHARES), others, strict=True):
             if other in rows:

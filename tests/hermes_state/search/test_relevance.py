@@ -150,6 +150,23 @@ def test_a_question_in_other_words_finds_its_answer_first(
     assert search(db, query, lineage_id=session.lineage_id)[0].text == CHAT[first][2]
 
 
+@pytest.mark.parametrize(
+    ("query", "twice", "once"),
+    [
+        pytest.param("doctor harbour", "the doctor is a physician now", "the doctor is at the harbour", id="own"),
+        pytest.param("earn price barn", "they pay", "old barn", id="of two words"),
+    ],
+)
+def test_words_of_one_meaning_count_once(query: str, twice: str, once: str) -> None:
+    with migrated() as db:
+        session = start(db, "meanings")
+        for number, text in enumerate((*["the harbour is calm today"] * 9, once, twice)):
+            row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text)
+            append(db, session.id, row, Millis(90_000_000 * number))
+        found = [hit.text for hit in search(db, query, lineage_id=session.lineage_id)]
+        assert found.index(once) < found.index(twice)
+
+
 def test_a_question_lends_more_to_its_answer_than_a_statement_to_the_next_message(
     chat: tuple[Connection, Session],
 ) -> None:
