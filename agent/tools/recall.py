@@ -10,9 +10,8 @@ from msgspec import Meta
 from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, ToolReply, tool
 from hermes_state.agents import agent_of
 from hermes_state.errors import StoreUnavailable, ToolError
-from hermes_state.search.full_text import FoundMessage, load_beside, search, search_and_tell
+from hermes_state.search.full_text import FoundMessage, load_beside, search, search_and_tell, tried_words
 from hermes_state.search.index import load_progress
-from hermes_state.search.query import parse_query
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.sessions import is_subagent, load_other_lineages, load_session
 from hermes_state.store.segment import RECALL_TOOLS
@@ -75,8 +74,8 @@ async def _search(asked: _SearchArguments, context: ToolContext) -> str:
         note = f" The search index is being rebuilt ({made} % done): older messages may be missing."
     if not found.hits and not found.earlier:
         place = "this conversation" if context.is_subagent else "this conversation or an earlier one of this chat"
-        tried = " I also searched for single words, other endings and similar spellings." if found.is_relaxed else ""
-        return f"Nothing in {place} matches {asked.query!r}.{tried}{note}"
+        tried = " ".join(filter(None, (f"Nothing in {place} matches {asked.query!r}.", tried_words(asked.query))))
+        return tried + note
     partly = ""
     if found.words:
         partly = f"No message has all of these words; searched for these instead: {', '.join(found.words)}. "
@@ -96,7 +95,6 @@ class _Found:
     words: tuple[str, ...]
     earlier: list[FoundMessage]
     beside: Mapping[MessageId, Transcript]
-    is_relaxed: bool
 
 
 def _find(db: Connection, asked: _SearchArguments, context: ToolContext, since: Millis | None) -> _Found:
@@ -111,8 +109,7 @@ def _find(db: Connection, asked: _SearchArguments, context: ToolContext, since: 
         earlier = search(db, asked.query, limit=MAX_EARLIER, **others)
     beside = load_beside(db, [*hits[:SHOWN_BESIDE], *earlier], context.turn_id)
     earlier.sort(key=lambda hit: -hit.message_id)
-    parsed = parse_query(asked.query)
-    return _Found(hits, words, earlier, beside, parsed is not None and bool(parsed.words))
+    return _Found(hits, words, earlier, beside)
 
 
 def _block(found: _Found, hits: list[FoundMessage]) -> str:

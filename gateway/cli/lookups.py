@@ -122,7 +122,7 @@ def search(
     found = look_up("search", asked, FoundMessage)
     for note in look_up("search_index", {}, str):
         echo(note, err=True)
-    lines = _hit_lines(found) if found else [" ".join(search_advice(asked_words))]
+    lines = _hit_lines(found) if found else [" ".join(search_advice(asked_words, "newest" if is_newest else "best"))]
     show(list(map(json_row, found)), lines, as_json=as_json)
 
 

@@ -121,7 +121,7 @@ async def search(request: CommandRequest) -> CommandResult:
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read the data. Try less common words.") from error
     if not found:
-        advice = search_advice(lookup.words) if page == 1 else ["There are no more results."]
+        advice = search_advice(lookup.words, lookup.order) if page == 1 else ["There are no more results."]
         return say(" ".join([*advice, *notes]))
     redact, lines, buttons, shown = request.redactor, notes, [], found[:HITS_PER_PAGE]
     for one in await asyncio.to_thread(lambda: [lookup.redacted(hit, redact) for hit in shown]):

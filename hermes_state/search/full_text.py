@@ -33,6 +33,7 @@ from hermes_state.search.words import Forms, content_words, forms_of, similar_to
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.segment import INDEXED_CHARACTERS, folded, fts_row, searched_text
 from hermes_state.store.sql import Connection, columns, select
+from hermes_state.text import shortened
 from hermes_state.transcripts import load_message
 from hermes_state.values import (
     ChatId,
@@ -53,8 +54,8 @@ SHOWN_TERMS = 48
 """Maximum number of terms that a snippet shows."""
 SINGLE_WORD_HITS = 120
 """Number of newest matches that are ranked if the query is a single word."""
-MAX_WORDS = 16
-"""Maximum number of a question's words that are searched."""
+MAX_WORDS, MAX_NAMED = 16, 8
+"""Maximum number of a question's words that are searched, and of those that `tried_words` names."""
 
 Order: TypeAlias = Literal["best", "newest"]
 
@@ -121,8 +122,7 @@ def search_and_tell(
         best = max((score for _, score in hits), default=0.0)
         whole = matches.best(parsed.whole, [parsed.whole], limit) if parsed.whole is not None else []
         hits = best_of({**dict(hits), **{row_id: best + score for row_id, score in whole}}.items(), limit)
-    terms = (*chain(*found), *_wanted(parsed), *(term for forms, _ in similar.values() for term in forms))
-    wanted = tuple(dict.fromkeys(terms))
+    wanted = tuple(dict.fromkeys((*chain(*found), *_wanted(parsed))))
     told = tuple(asked.get(forms, forms[0].text) for forms in found) if unknown else ()
     return load_found(matches, hits[:limit], wanted), told
 
@@ -218,29 +218,44 @@ def _pasted(
     return hits
 
 
+def tried_words(query: str, order: Order = "best") -> str | None:
+    """Return a sentence that says which words were searched in which forms, or None if the query is exact or empty."""
+    parsed = parse_query(query)
+    if parsed is None or not parsed.words:
+        return None
+    words, forms = content_words(parsed.words)[:MAX_WORDS], "other endings and similar spellings"
+    if len(words) > 1 and order == "best":
+        forms = "other endings, similar spellings and (in English) similar meanings"
+    named = ", ".join(shortened(word, 40) for word in words[:MAX_NAMED])
+    return f"I searched for each of these words, also with {forms}: {named}."
+
+
 def snippet_of(text: str, query: str) -> str:
     """Return a new snippet for a match whose text has changed since the search, for example by redaction."""
     return _snippet(text, _wanted(parse_query(query)))
 
 
 def _wanted(parsed: Query | None) -> tuple[Term, ...]:
-    """Return the terms that a snippet shows. For a question, these are the forms of its content words."""
+    """Return the terms that a snippet shows. For a question, these are the forms of its content words.
+
+    If there are several content words, the words of similar meaning follow.
+    """
     if parsed is None or not parsed.words:
         return parsed.wanted if parsed is not None else ()
-    return tuple(chain(*map(forms_of, content_words(parsed.words))))
+    words = content_words(parsed.words)
+    return tuple(chain(*map(forms_of, words), *map(similar_to, words if len(words) > 1 else ())))
 
 
 def marked(snippet: str, query: str) -> list[tuple[str, bool]]:
     """Split a snippet into pieces. The second item of each pair is True if the piece matches a word of the query."""
     wanted, compared = _wanted(parse_query(query))[:SHOWN_TERMS], folded(snippet)
-    pattern = _pattern(wanted, LETTER)
-    # If folding changed the length, positions in the folded text differ from those in the snippet.
-    if pattern is None or len(compared) != len(snippet):
-        return [(snippet, False)]
     pieces, end = list[tuple[str, bool]](), 0
-    for match in pattern.finditer(compared):
-        pieces += [(snippet[end : match.start()], False), (snippet[match.start() : match.end()], True)]
-        end = match.end()
+    for match in pattern.finditer(compared) if (pattern := _pattern(wanted, LETTER)) is not None else ():
+        start, last = match.start(), match.end() - 1
+        if len(compared) != len(snippet):
+            start, last = max(end, _original(snippet, start)), _original(snippet, last)
+        pieces += [(snippet[end:start], False), (snippet[start : last + 1], True)]
+        end = last + 1
     return [piece for piece in [*pieces, (snippet[end:], False)] if piece[0]]
 
 

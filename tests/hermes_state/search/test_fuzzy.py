@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from hermes_state.search.full_text import search_and_tell
+from hermes_state.search.full_text import Order, search_and_tell, tried_words
 from hermes_state.sessions import Session
 from hermes_state.store.sql import Connection
 from hermes_state.transcripts import NewMessage, append
@@ -92,6 +92,32 @@ def test_short_words_and_numbers_are_not_corrected(db: Connection, session: Sess
 )
 def test_exact_queries_are_not_relaxed(db: Connection, session: Session, query: str) -> None:
     assert asked(db, session, query) == ([SAID[2]] if query == "staging -database" else [], ())
+
+
+@pytest.mark.parametrize(
+    ("query", "order", "sentence"),
+    [
+        (
+            "the gizmo",
+            "best",
+            "each of these words, also with other endings and similar spellings: gizmo.",
+        ),
+        ("zebra gizmo", "newest", "also with other endings and similar spellings: zebra, gizmo."),
+        ("zebra gizmo", "best", "other endings, similar spellings and (in English) similar meanings: zebra, gizmo."),
+        (" ".join(f"word{number}" for number in range(20)), "best", "word6, word7."),
+        ('"zebra"', "best", None),
+        ("", "best", None),
+    ],
+)
+def test_a_sentence_says_what_was_searched(query: str, order: Order, sentence: str | None) -> None:
+    told = tried_words(query, order)
+    assert told is None if sentence is None else (told or "").endswith(sentence)
+
+
+def test_only_three_misspelt_words_are_replaced(db: Connection, session: Session) -> None:
+    misspelt = ("configration", "prduction", "databse", "restrt", "staginng")
+    assert asked(db, session, " ".join(misspelt))[1] == ("configuration", "production", "database")
+    assert asked(db, session, " ".join(misspelt[2:]))[1] == ("database", "restart", "staging")
 
 
 def test_filters_hold_in_every_step(db: Connection, session: Session) -> None:

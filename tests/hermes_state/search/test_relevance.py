@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from hermes_state.search.full_text import load_beside, search
+from hermes_state.search.full_text import load_beside, marked, search, snippet_of
 from hermes_state.sessions import Session, load_other_lineages, reset
 from hermes_state.store.sql import Connection
 from hermes_state.transcripts import NewMessage, append
@@ -165,6 +165,17 @@ def test_words_of_one_meaning_count_once(query: str, twice: str, once: str) -> N
             append(db, session.id, row, Millis(90_000_000 * number))
         found = [hit.text for hit in search(db, query, lineage_id=session.lineage_id)]
         assert found.index(once) < found.index(twice)
+
+
+def test_a_snippet_shows_and_marks_words_of_similar_meaning() -> None:
+    text = f"{'It rained all day. ' * 40}Her mum takes a tablet. {'It rained all day. ' * 40}"
+    snippet = snippet_of(text, "which medicine does the mother take")
+    assert [piece for piece, is_match in marked(snippet, "medicine mother") if is_match] == ["mum", "tablet"]
+    pieces = [("… ", False), ("mum", True), (" ß ½ and ", False), ("mums", True)]
+    assert marked("… mum ß ½ and mums", "mum") == pieces, "folding makes this text longer"
+    assert [piece for piece, is_match in marked("my mum", "mother") if is_match] == [], (
+        "a single word finds only itself"
+    )
 
 
 def test_a_question_lends_more_to_its_answer_than_a_statement_to_the_next_message(
