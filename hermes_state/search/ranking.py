@@ -108,7 +108,7 @@ class MatchReader(ABC):
         return best_of(((row.id, sum(scores.values())) for row, scores in scored(rows, weights)), limit)
 
     def load_candidates(self, ids: Sequence[int], *, has_bodies: bool = True) -> list[Candidate]:
-        """Load the messages with these ids that are new enough, if needed without their bodies."""
+        """Load the messages with these ids that are new enough, without their bodies if `has_bodies` is False."""
         body = "body" if has_bodies else "NULL"
         query = f"""SELECT id, role, sender_name, created_at, substr(text, 1, {COUNTED_CHARACTERS}), {body},
           coalesce(length(text), 0) + coalesce(length(body), 0)
