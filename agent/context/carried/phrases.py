@@ -106,7 +106,10 @@ class Language:
             found = [one for one in found if not one.startswith(beginning)]
             groups += [f"{beginning}(?:{'|'.join(behind)})"] * bool(behind)
         start = _START.replace("{lead}", self._table["lead"])
-        return re.compile("|".join(groups).replace("{start}", start).replace("{told}", self._table.get("told", "")))
+        expression = "|".join(groups).replace("{start}", start)
+        for name in ("told", "deed"):
+            expression = expression.replace(f"{{{name}}}", self._table.get(name, ""))
+        return re.compile(expression)
 
 
 class _Words:

@@ -17,6 +17,7 @@ from tests.agent.context.rows import answer, human, result
 
 HERE = Path(__file__).parent
 OWN = tomllib.loads((HERE / "rule_sentences.toml").read_text(encoding="utf-8"))["sentence"]
+CHAT = tomllib.loads((HERE / "chat_sentences.toml").read_text(encoding="utf-8"))
 BLIND = tomllib.loads((HERE / "rule_sentences_blind.toml").read_text(encoding="utf-8"))["sentence"]
 SECRET = "correct-horse-7"
 REDACT = Redactor([SECRET])
@@ -55,6 +56,11 @@ def test_rules_written_without_knowing_the_patterns_are_recognised() -> None:
     assert found["rule"] == 135
     assert found["take_back"] >= 43  # of 44
     assert found["once"] == found["trap"] == 0
+
+
+def test_advice_and_reports_of_chats_are_no_rules() -> None:
+    assert [text for text in CHAT["none"] if listed(human(text))] == []
+    assert [text for text in CHAT["rules"] if not listed(human(text))] == []
 
 
 RULE = "Never touch prod."
