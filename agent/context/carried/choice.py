@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from itertools import chain
 from types import MappingProxyType
 
-from agent.context.carried.facts import Fact, FactLine, FactSource, sources_of
+from agent.context.carried.facts import LINE_CHARACTERS, Fact, FactLine, FactSource, known_line, sources_of
 from agent.context.carried.phrases import stems
-from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded
+from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line
 from hermes_state.values import Message
 
 MIN_LINE_TOKENS = 8
@@ -17,6 +18,10 @@ SAID_PERCENT = 12
 """Additional room for other sentences of people, as a percentage of the room for facts."""
 MIN_SAID_TOKENS = 16
 INFORMATIVE_WORDS = 5
+EXCERPTS, EXCERPT_PERCENT, MIN_RARE_WORDS = 3, 30, 3
+"""Maximum number of other sentences of each answer, and their room as a percentage of the room for facts."""
+MIN_EXCERPT_LIMIT = 6_000
+"""Minimum room for facts, in tokens, with other sentences of answers. In less room, they cost more than they help."""
 MAX_NEAR = 40
 """Maximum number of lines with the same word to compare with a new line."""
 
@@ -50,6 +55,8 @@ def facts_of(
                 chosen.add_said(said, limit * SAID_PERCENT // 100)
         chosen.fill()
         chosen.add_said(said)
+        if limit >= MIN_EXCERPT_LIMIT and not chosen.is_full:
+            chosen.add_said(_excerpts(texts[1], limit * EXCERPT_PERCENT // 100))
         if chosen.remove_secrets(redact):
             return tuple(sorted(chosen.kept, key=lambda fact: fact.id))
 
@@ -75,6 +82,26 @@ def _said_first(texts: Sequence[FactSource]) -> Iterator[tuple[FactLine, FactSou
             for line in text.said:
                 has_words = len(line.matter) >= INFORMATIVE_WORDS and not line.fact.text.endswith(("?", "\uff1f"))
                 if has_words is is_informative:
+                    yield line, text
+
+
+def _excerpts(texts: Sequence[FactSource], room: int) -> Iterator[tuple[FactLine, FactSource]]:
+    """Yield up to `EXCERPTS` sentences of each answer, up to `room` tokens: the best of each first, newest first.
+
+    The best sentences have the most words that no other answer contains.
+    """
+    newest = sorted(texts, key=lambda text: text.id, reverse=True)[: room // (2 * MIN_SAID_TOKENS)]
+    found = [text.words_of for text in newest]
+    often = Counter(chain.from_iterable(frozenset().union(*words.values()) for words in found))
+    rare = {word for word, count in often.items() if count == 1}
+    rated = [{one: len(some & rare) for one, some in words.items()} for words in found]
+    best = [nlargest(EXCERPTS, counts, key=counts.__getitem__) for counts in rated]
+    for number in range(EXCERPTS):
+        for text, counts, some in zip(newest, rated, best, strict=True):
+            for one in some[number : number + 1]:
+                line = known_line(text.id, text.speaker, one_line(one, LINE_CHARACTERS))
+                if counts[one] >= MIN_RARE_WORDS and line.size <= room:
+                    room -= line.size
                     yield line, text
 
 

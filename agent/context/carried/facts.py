@@ -6,6 +6,7 @@ value, the newest is chosen. A line that tells of a change replaces older lines 
 subject. Any room left is filled with lines that differ in a value, and with lines whose identifiers are listed.
 
 Other sentences of people get their own room, and any room that is left: newest first, short lines and questions last.
+Room that is still left in large windows is filled with the sentences of answers that have most words of their own.
 In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as noise. Code that
 people paste is ignored, too.
 """
@@ -168,6 +169,8 @@ class FactSource:
         words = (fact.text,) if line.is_weighty else ()
         if line.is_said:
             return cls(fact.id, fact.speaker, fact.text, is_safe=True, _shapes=(), _words=(), _lines=(), _said=(line,))
+        if fact.speaker == "assistant" and not line.is_weighty and not line.values:
+            return cls(fact.id, fact.speaker, fact.text, is_safe=True, _shapes=(), _words=(), _lines=())
         return cls(fact.id, fact.speaker, fact.text, is_safe=True, _shapes=(), _words=words, _lines=(line,))
 
     @property
@@ -216,6 +219,14 @@ class FactSource:
             pieces = (known_line(self.id, self.speaker, piece) for piece in found)
             self._said = [line for line in pieces if line.is_said and _says_something(line)]
         return self._said
+
+    @property
+    def words_of(self) -> Mapping[str, frozenset[str]]:
+        """Words of each sentence of an answer, except facts."""
+        known = {line.fact.text for line in self.lines}
+        text = _FENCED.sub("\n", self.raw[:QUOTED_CHARACTERS])
+        found = (text[start:end].strip() for start, end in sentences(text))
+        return {one: frozenset(one.lower().split()) for one in found if one not in known}
 
     def _pieces(self) -> Iterator[str]:
         text, piece = _without_code(self.raw[:QUOTED_CHARACTERS]), ""

@@ -1,12 +1,13 @@
 """Facts: the quoted lines, and the absence of secrets in them."""
 
 import re
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from msgspec import structs
 
-from agent.context.carried.choice import MAX_MISSES, SAID_PERCENT, facts_of
+from agent.context.carried.choice import MAX_MISSES, MIN_EXCERPT_LIMIT, SAID_PERCENT, facts_of
 from agent.context.carried.facts import LINE_CHARACTERS, Fact, known_line
 from agent.context.carried.sections import Carried, carried, parted
 from hermes_state.redaction import Redactor
@@ -151,3 +152,23 @@ def test_a_replacement_that_does_not_fit_leaves_the_older_value() -> None:
     newer = human(f"The rent of the flat has now increased to 1,240, {'which nobody likes ' * 5}.", id=8)
     for limit in range(12, 60):
         assert facts_of((), [older, newer], limit=limit, redact=Redactor([SECRET]), is_shared=False) or limit < 24
+
+
+def test_room_that_is_left_holds_the_sentences_of_answers_with_words_of_their_own() -> None:
+    filler = "There is more than one way to look at this, and most of them take time."
+    told = "A curry with chickpeas and coconut is ready before the guests arrive."
+    answers = [answer(f"{filler} {told} {filler}", id=5), answer(f"{filler} Two dry walls hold better than one.", id=6)]
+    large: dict[str, Any] = {"limit": MIN_EXCERPT_LIMIT, "redact": Redactor([SECRET]), "is_shared": False}
+    found = facts_of((), answers, **large)
+    assert [fact.line for fact in found] == [
+        f"- [m5 assistant] {told}",
+        "- [m6 assistant] Two dry walls hold better than one.",
+    ]
+    assert facts_of(found, (), **large) == found
+    assert facts_of((), answers, **large | {"limit": MIN_EXCERPT_LIMIT - 1}) == ()
+    ends = [f"{one}{other}" for one in "abcdefghijklmnop" for other in "abcdefghijklmnop"]
+    many = [answer(f"Stone{end} lies{end} near{end} moss{end} in this quiet little valley.") for end in ends]
+    kept = facts_of(found, many, **large)
+    assert 20 < len(kept) < len(many)
+    assert not {fact.id for fact in kept} & {5, 6}
+    assert sum(known_line(fact.id, fact.speaker, fact.text).size for fact in kept) <= MIN_EXCERPT_LIMIT * 0.3
