@@ -37,7 +37,9 @@ def preference_in(sentence: str, languages: Sequence[Language]) -> str | None:
         if match is None or language.is_foreign(lower):
             continue
         start, end = _ends_of_clause(lower, match, language)
-        before = max((one.end() for one in _BREAK.finditer(lower, 0, match.start())), default=0)
+        # The words before a colon belong to the clause: "She says: …".
+        breaks = (one for one in _BREAK.finditer(lower, 0, match.start()) if one[0][0] not in ":\uff1a")
+        before = max((one.end() for one in breaks), default=0)
         subject = language.no_subject.sub(" ", lower[start:end])
         is_open = language.no_choice.search(lower[before : min(end, match.end() + 20)]) is not None
         if is_open or _LETTERS.search(subject) is None or _is_for_once(lower, before, match, language):

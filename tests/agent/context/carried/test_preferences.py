@@ -100,6 +100,8 @@ def test_preferences_and_decisions_are_quoted_by_clause(text: str, clause: str) 
         human("I'm not sure whether we decided to use Postgres."),
         human("Maybe we'll use Postgres for the shop."),
         human("I love it!"),
+        human("She says: I prefer tea."),
+        human("On behalf of Ada: I prefer the later train."),
         human("Ich weiß nicht, ob wir uns entschieden haben."),
         human("Sag mal, haben wir uns schon entschieden?"),
         human("¿Qué prefieres, el tren o el avión?"),
