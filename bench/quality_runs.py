@@ -114,10 +114,16 @@ class Bench:
                 self.figures[key] = simulate(script, self.systems[window], window, REMEDIES[policy])
         return [self.figures[key] for key in keys.values()]
 
-    def ask_peer(self) -> None:
-        """Run hermes-agent through the months, in an interpreter that has it."""
+    def peer(self) -> str | None:
+        """Return the interpreter that has hermes-agent. If there is none, note that the comparison is left out."""
         if not os.environ.get(PEER):
             self.left_out.append(f"{PEER_NAME}: {PEER} names no interpreter that has it")
+        return os.environ.get(PEER)
+
+    def ask_peer(self) -> None:
+        """Run hermes-agent through the months, in an interpreter that has it."""
+        interpreter = self.peer()
+        if not interpreter:
             return
         keys = [
             (domain, window, density) for window in self.windows for density in (USUAL, DENSE) for domain in DOMAINS
@@ -126,7 +132,7 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="peer-quality-") as folder:
             path = Path(folder) / "months.json"
             path.write_text(json.dumps(jobs), encoding="utf-8")
-            found = peer_output(os.environ[PEER], policies.__file__, [str(path)], folder)
+            found = peer_output(interpreter, policies.__file__, [str(path)], folder)
         self.figures |= {(PEER_NAME, *key): figures for key, figures in zip(keys, found, strict=True)}
 
     def row(self, name: str, cell: Cell, bar: str = "", windows: Sequence[int] = ()) -> list[Row]:

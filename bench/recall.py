@@ -4,7 +4,6 @@ No model answers the questions, so "found" and "shown" are upper bounds of what 
 """
 
 import json
-import os
 import re
 import statistics
 import tempfile
@@ -23,7 +22,7 @@ from agent.tools.registry import Tool
 from bench import policies
 from bench.agent_month import AgentMonth, Record, virtual
 from bench.charts import DASH
-from bench.measure import PEER, peer_output
+from bench.measure import peer_output
 from bench.policies import REMEDIES, TITLES, Meter, StandIn, simulate
 from bench.quality_questions import ask, compressed
 from bench.quality_runs import DEFAULTS, GAP, LEAN, PEER_NAME, Bench, Row, opened
@@ -138,11 +137,12 @@ def _prompts(bench: Bench, talks: Sequence[Talk]) -> list[Row]:
                 meter, stand_in = Meter(len(talk.turns()), keep=_kept(talk)), StandIn("nothing", jobs[-1]["lines"])
                 figures = simulate(job["month"], job["system"], window, REMEDIES[policy], stand_in, meter)
                 measure(policy, talk, window, meter.kept, figures)
-    if os.environ.get(PEER) and jobs:
+    interpreter = bench.peer()
+    if interpreter and jobs:
         with tempfile.TemporaryDirectory(prefix="peer-recall-") as folder:
             path = Path(folder) / "chats.json"
             path.write_text(json.dumps(jobs), encoding="utf-8")
-            figures_of = peer_output(os.environ[PEER], policies.__file__, [str(path)], folder)
+            figures_of = peer_output(interpreter, policies.__file__, [str(path)], folder)
         for place, figures in zip(places, figures_of, strict=True):
             measure(PEER_NAME, *place, figures["kept"], figures)
 
