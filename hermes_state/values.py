@@ -170,6 +170,8 @@ class InputKind(StrEnum):
     PAGE = "page"
     """Button that shows another page of a list in place of the message."""
     SCHEDULED = "scheduled"
+    CLIENT = "client"
+    """Text from a program, such as an API client or a script. It is never a command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,12 +214,21 @@ class InboundMessage(PlatformEvent):
     scope: ChatScope | None = None
     """Server, parent channel, and roles of the sender. None if unknown, or if there is no server."""
 
+    @property
+    def is_literal(self) -> bool:
+        """True if the text cannot be a command, because a program or another author wrote it."""
+        return self.words_by is not None or self.via is InputKind.CLIENT
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditEvent(PlatformEvent):
     sender: Sender
     text: str
     words_by: str | None = None  # see `InboundMessage`
+
+    @property
+    def is_literal(self) -> bool:
+        return self.words_by is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -293,9 +293,9 @@ class CommandRegistry:
         self.groups = groups
         self.by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
 
-    def resolve(self, text: str, words_by: str | None) -> tuple[ParsedCommand | None, Command | None]:
-        """Return the parsed command line and its command. Both are None for ordinary or forwarded text."""
-        parsed = parse(text) if words_by is None else None
+    def resolve(self, text: str, is_literal: bool) -> tuple[ParsedCommand | None, Command | None]:
+        """Return the parsed command line and its command. Both are None for ordinary text and if `is_literal`."""
+        parsed = None if is_literal else parse(text)
         return parsed, self.by_name.get(parsed.name) if parsed is not None else None
 
     def menu(self) -> list[MenuCommand]:

@@ -55,7 +55,7 @@ class CommandRunner:
             row = await self._context.store.read(inbox.load, inbox_id)
             if row is None:
                 continue
-            _, command = self._context.registry.resolve(row.payload.text, row.payload.words_by)
+            _, command = self._context.registry.resolve(row.payload.text, is_literal=False)
             if command is None or command.kind is not CommandKind.CHANGE:
                 await self.run_queued(row)
 
@@ -140,7 +140,7 @@ class CommandRunner:
 
     async def _decide(self, row: InboxRow, chat: Chat, agent: str) -> CommandResult:
         """Return the effect of the command. A refusal is an effect that only replies."""
-        parsed, command = self._context.registry.resolve(row.payload.text, row.payload.words_by)
+        parsed, command = self._context.registry.resolve(row.payload.text, is_literal=False)
         assert parsed is not None, "a row of this kind contains a command line"
         role = await self._context.access.load_role(row.sender_ref)
         if role is None:

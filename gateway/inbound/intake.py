@@ -113,7 +113,7 @@ class GatewayIntake:
     async def overhear(self, event: InboundEvent) -> None:
         if not isinstance(event, InboundMessage) or self.access.assess(event) is not AccessResult.ADMITTED:
             return
-        _, command = self.registry.resolve(event.text, event.words_by)
+        _, command = self.registry.resolve(event.text, event.is_literal)
         if command is None:
             if not event.is_bare_command:
                 self.waiting.note_waiting(event)
@@ -127,7 +127,7 @@ class GatewayIntake:
         self._offline.run(event, key, command)
 
     def refusal(self, event: InboundMessage) -> str | None:
-        parsed, command = self.registry.resolve(event.text, event.words_by)
+        parsed, command = self.registry.resolve(event.text, event.is_literal)
         if self.access.role_of(event.sender.ref) is None:
             has_pairing = self.runtime.config.pairing.enabled and not event.chat_kind.is_shared
             if has_pairing and self._stranger_limiter.full_since(event, 3) is None:
@@ -143,7 +143,7 @@ class GatewayIntake:
         return command.refusal(parsed.argument, self.access, event.sender.ref, self._key_of(event), event.chat_kind)
 
     def suggestions(self, event: InboundMessage) -> Sequence[str]:
-        parsed, command = self.registry.resolve(event.text, event.words_by)
+        parsed, command = self.registry.resolve(event.text, event.is_literal)
         if command is None or parsed is None or self.access.role_of(event.sender.ref) is None:
             return ()
         key = self._key_of(event)
@@ -208,7 +208,7 @@ class GatewayIntake:
         """Add an event to a batch. Return False if the event must be accepted on its own, such as a command."""
         if not isinstance(event, InboundMessage):
             return event is None
-        parsed, command = self.registry.resolve(event.text, event.words_by)
+        parsed, command = self.registry.resolve(event.text, event.is_literal)
         if event.is_bare_command and command is None:
             event = replace(event, is_addressed=False)  # the command is meant for another bot in the group
         result = self.access.assess(event)
@@ -234,7 +234,7 @@ class GatewayIntake:
     # Messages
 
     async def _accept_message(self, message: InboundMessage, cursor: Cursor | None) -> None:
-        parsed, command = self.registry.resolve(message.text, message.words_by)
+        parsed, command = self.registry.resolve(message.text, message.is_literal)
         result = self.access.judge(message)
         if result is not AccessResult.ADMITTED:
             await self._answer_denied(message, result, cursor)
@@ -317,6 +317,8 @@ class GatewayIntake:
             shows_talk=message.chat_kind.is_shared and self.access.hears(message.chat),
             routed=self.lanes.routed_agent(key, message.chat_kind, message.scope, message.sender.ref),
         )
+        if message.via is values.InputKind.CLIENT:  # each request of a program gets its own answer
+            return replace(admission, mode=InboxMode.ALONE)
         if parsed is None:
             waits = message.words_by is not None or (sessions.busy_mode == "steer" and message.attachments)
             mode = "queue" if waits else sessions.busy_mode  # a forwarded message never steers or ends a turn
@@ -439,7 +441,7 @@ class GatewayIntake:
             return
         per_user = replace(edit.chat, user_ref=edit.sender.id)
         key = per_user if await self.store.read(find_chat, per_user) is not None else edit.chat
-        parsed, command = self.registry.resolve(edit.text, edit.words_by)
+        parsed, command = self.registry.resolve(edit.text, edit.is_literal)
         is_message = command is not None and command.kind is CommandKind.MESSAGE
         if parsed is not None and is_message and parsed.argument:
             edit = replace(edit, text=parsed.argument)  # for `/queue <message>`, only the message was stored

@@ -47,7 +47,7 @@ def check(event: InboundEvent | None, expected: dict[str, Any]) -> None:
     if event is None or is_ignored:
         return
     assert isinstance(event, InboundMessage | EditEvent)
-    parsed, _ = REGISTRY.resolve(event.text, event.words_by)
+    parsed, _ = REGISTRY.resolve(event.text, event.is_literal)
     assert (parsed is not None) is expected.get("command", False)
     assert event.words_by is not None or not expected.get("passed_on", False)
     quote = event.quote if isinstance(event, InboundMessage) else None
