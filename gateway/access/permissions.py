@@ -12,6 +12,7 @@ import structlog
 
 from agent.tools.offers import Policy
 from agent.tools.registry import Tool
+from gateway.access.clients import CLIENT_PREFIX
 from gateway.config import LiveConfig
 from gateway.config.settings import Config
 from gateway.config.tool_settings import ToolsConfig
@@ -170,7 +171,9 @@ class AccessControl:
         """Return the approval policy for calls to an agent's tool in this chat."""
         if agent not in self._live.loaded.agent_names:
             return Policy.DENY
-        return Policy(self._tools(agent).approval_in(chat).policy_of(tool.effect, is_mcp=tool.is_remote))
+        policy = Policy(self._tools(agent).approval_in(chat).policy_of(tool.effect, is_mcp=tool.is_remote))
+        is_program = chat.platform == "local" and chat.user_ref.startswith(CLIENT_PREFIX)  # it cannot answer
+        return Policy.ASK_ADMIN if is_program and policy is Policy.ASK else policy
 
     def _tools(self, agent: str) -> ToolsConfig:
         return self._live.loaded.agent(agent).config.tools if agent else self._live.config.tools

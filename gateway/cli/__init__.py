@@ -38,6 +38,7 @@ COMMANDS = {
     "store": ("database", "Copy the database to PostgreSQL or to another file."),
     "cluster": ("cluster", "Show the nodes of a cluster."),
     "config": ("config", "Check and show the configuration."),
+    "client": ("client", "Add or revoke tokens for programs that use the API."),
     "pair": ("pair", "Approve or revoke access by pairing code."),
     "trajectories": ("trajectories", "Export, shorten and view conversations as training data."),
     "plugins": ("config", "Show plugins."),

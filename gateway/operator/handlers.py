@@ -17,6 +17,7 @@ from agent.engines.loader import BUILT_IN
 from agent.model.caps import day_start
 from agent.tools.mcp.servers import ServerRegistry
 from gateway import installed_version
+from gateway.access.clients import add_client
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
 from gateway.access.permissions import AccessControl, AccessResult
 from gateway.access.web_links import make_link, page_address
@@ -78,6 +79,7 @@ class OperatorHandler:
             "pair.list": lambda _: self.store.read(load_pairing_rows, self.clock.now()),
             "pair.approve": self.approve,
             "pair.revoke": self.revoke,
+            "client.add": self.add_client,
             "local.url": self.mint_local_url,
             "local.browsers": lambda _: self.store.read(browser_rows, self.clock.now()),
             "local.revoke": self.revoke_browsers,
@@ -170,6 +172,12 @@ class OperatorHandler:
         pairing = await self.store.write(revoke_pairing, person, COMMAND_LINE, self.clock.now())
         await self.access.load()
         return pairing_row(pairing)
+
+    async def add_client(self, args: Mapping[str, Any]) -> None:
+        """Give the client `name` access with the token whose SHA-256 is `token_hash`."""
+        given = str(args.get("name")), UserRole(args["role"]), str(args["token_hash"])
+        await self.store.write(add_client, *given, self.clock.now())
+        await self.access.load()
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
         """Run the checks that need the running daemon, such as checks of its database, models and systemd sandbox."""

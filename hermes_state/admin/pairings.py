@@ -104,11 +104,19 @@ def approve(db: Connection, code_hash: str, role: UserRole, decided_by: str, now
     return msgspec.structs.replace(pairing, state=PairingState.APPROVED, role=role, decided_by=decided_by)
 
 
-def admit(db: Connection, person: UserRef, name: str, role: UserRole, decided_by: str, now: Millis) -> None:
-    """Grant access to a person who needs no code, or change their name and role."""
+def admit(
+    db: Connection, person: UserRef, name: str, role: UserRole, decided_by: str, now: Millis, token_hash: str = ""
+) -> None:
+    """Grant access to a person who needs no code, or change their name and role.
+
+    `token_hash`: SHA-256 of the token of a program, which replaces the hash of a code. A token is kept until it is
+    revoked.
+    """
+    query = "SELECT code_hash FROM pairings WHERE user_ref = ? AND state = 'approved'"
+    kept = scalar_or_none(db, str, query, (person,))
     db.execute("DELETE FROM pairings WHERE user_ref = ?", (person,))
     values = {
-        "code_hash": hash_code(new_code()),
+        "code_hash": token_hash or kept or hash_code(new_code()),
         "platform": person.partition(":")[0],
         "user_ref": person,
         "display_name": name,
@@ -120,6 +128,15 @@ def admit(db: Connection, person: UserRef, name: str, role: UserRole, decided_by
         "created_at": now,
     }
     db.execute(insertion("pairings", values), values)
+
+
+def find_client(db: Connection, token_hash: str) -> tuple[UserRef, str] | None:
+    """Load the id and the name of the program whose token has this hash. None if it is unknown or was revoked."""
+    query = (
+        "SELECT user_ref, display_name FROM pairings WHERE code_hash = ? AND platform = 'local' AND state = 'approved'"
+    )
+    row = db.execute(query, (token_hash,)).fetchone()
+    return None if row is None else (UserRef(row[0]), row[1])
 
 
 def find_name(db: Connection, user_ref: UserRef) -> str | None:

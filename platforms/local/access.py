@@ -15,6 +15,7 @@ from yarl import URL
 
 from hermes_state.admin import browsers
 from hermes_state.admin.browsers import SignedInBrowser, SignInLink
+from hermes_state.admin.pairings import find_client
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import LOCAL_OWNER, Clock, UserRef
@@ -70,6 +71,10 @@ class BrowserAccessControl:
         link = SignInLink(created_at=self._clock.now(), person=person, person_name=name)
         await self._store.write(browsers.add_link, _digest(token), link)
         return token
+
+    async def find_client(self, token: str) -> tuple[UserRef, str] | None:
+        """Return the person and the name of the program with this token, or None."""
+        return await self._store.read_short(find_client, _digest(token))
 
     async def exchange(self, token: str, agent: str) -> Credentials | None:
         """Exchange a one-time token for a cookie and key. Return None if the token is unknown, used or too old.

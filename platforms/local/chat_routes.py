@@ -14,7 +14,7 @@ from aiohttp import web
 from hermes_state.errors import StateError
 from hermes_state.ratings import load_rating
 from hermes_state.text import whole_number
-from hermes_state.values import InputKind, ReactionEvent, SentFile
+from hermes_state.values import ReactionEvent, SentFile
 from hermes_state.web_chats import ListedChat, load_listed, load_read_until, mark_read
 from platforms.console import Values, WebPerson
 from platforms.local.chats import LiveChat, encode, show_progress
@@ -142,7 +142,7 @@ class ChatRoutes:
         except OSError as error:
             log.warning("local.upload_failed", error=type(error).__name__)
             raise FormError(507, "The file could not be stored. The disk may be full.") from error
-        entry = await self._accept(chat, person, submitted)
+        entry = await self.accept(chat, person, submitted)
         fragment = self.parts.pages.fragment
         return html(fragment("upsert", chat.name, [entry], None) + fragment("complaint", ""))
 
@@ -170,10 +170,11 @@ class ChatRoutes:
         names = [name for name in self.parts.intake.suggestions(question) if name != "default"]
         return web.json_response(names, headers={"Cache-Control": "no-store"})
 
-    async def _accept(self, chat: LiveChat, person: WebPerson, submitted: SubmittedMessage) -> Entry:
+    async def accept(self, chat: LiveChat, person: WebPerson, submitted: SubmittedMessage) -> Entry:
+        """Store a message before it is shown on every open page. Return its entry."""
         message = self.parts.command(person, chat.key, submitted.text, submitted.client_id)
-        if not submitted.is_press:
-            message = replace(message, via=InputKind.TYPED, attachments=submitted.files)
+        event_ref = submitted.event_ref or message.event_ref
+        message = replace(message, via=submitted.via, attachments=submitted.files, event_ref=event_ref)
         ref = message.message_ref
         try:
             if submitted.edits and chat.find(ref) is None:

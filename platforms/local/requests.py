@@ -56,6 +56,11 @@ class Parts:
         browser = await self.access.find_browser(given)
         return None if browser is None else self.console.find_person(browser.person, browser.person_name)
 
+    async def find_client(self, token: str) -> WebPerson | None:
+        """Return the person to whom the token of a program belongs. None if it is unknown or was revoked."""
+        client = await self.access.find_client(token)
+        return None if client is None else self.console.find_person(*client)
+
     def only(self, handler: PersonHandler) -> Handler:
         """Restrict a handler to signed-in people (status 401 for others). Show a `CommandError` on the page."""
 

@@ -13,6 +13,7 @@ from hermes_state.admin.browsers import LIFETIME_MS
 from hermes_state.errors import StateError
 from platforms.console import ConsolePage, SentCommand, WebPerson
 from platforms.local.access import HEADERS, TOKEN_HEADER, host_names, refusal
+from platforms.local.api_routes import ApiRoutes
 from platforms.local.chat_routes import ChatRoutes
 from platforms.local.list_routes import ListRoutes
 from platforms.local.requests import Handler, Parts, cookie_name, form_of, html, received_at
@@ -48,8 +49,8 @@ class Site:
         """Refusals that were logged, at most 20, so that strangers cannot fill the log."""
 
     def application(self) -> web.Application:
-        """Return the aiohttp application with every route. `_guard` checks all requests."""
-        app = web.Application(middlewares=[self._guard])
+        """Return the aiohttp application with every route. `_guard` checks all requests of browsers."""
+        app, chats = web.Application(middlewares=[self._guard]), ChatRoutes(self.parts)
         app.on_response_prepare.append(_add_headers)
         app.add_routes(
             [
@@ -57,11 +58,12 @@ class Site:
                 web.get("/offline", self._offline),
                 web.post("/sign-in", self._sign_in),
                 web.get("/static/{file}", self._static_file),
-                *ChatRoutes(self.parts).table(),
+                *chats.table(),
                 web.get("/console/{page}", self._console_page),
                 web.get("/console/{page}/content", self.parts.only(self._console_content)),
                 web.post("/console/{page}/{action}", self.parts.only(self._console_act)),
                 *ListRoutes(self.parts).table(),
+                *ApiRoutes(chats).table(),
             ]
         )
         return app
@@ -69,6 +71,8 @@ class Site:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse requests from other origins, and return errors as sentences."""
+        if request.path.startswith(("/v1/", "/hooks/")):  # programs send secrets that browsers do not add by themselves
+            return await handler(request)
         address, port = received_at(request)
         # Accept this machine's IP address, because only a domain name can mislead a browser.
         hosts = [*host_names(self.parts.settings.host, port), *host_names(address, port)]

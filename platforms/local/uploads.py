@@ -14,7 +14,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from hermes_state.errors import FileSizeExceeded, MessageRejected
-from hermes_state.values import AttachmentKind, IncomingAttachment
+from hermes_state.values import AttachmentKind, IncomingAttachment, InputKind
 from platforms.files import CHUNK_BYTES, copy_file, kind_of, save_stream
 
 MAX_FILES = 10
@@ -42,10 +42,12 @@ class SubmittedMessage:
     text: str
     client_id: str
     """Id that the page assigns to each message. A second request with the same id is a retry."""
-    is_press: bool
+    via: InputKind
     edits: str
     """Reference of the earlier message that this message replaces, or an empty string."""
     files: tuple[IncomingAttachment, ...]
+    event_ref: str = ""
+    """Event key of a request to the API. By default, the key contains `client_id`."""
 
 
 class UploadStore:
@@ -71,15 +73,7 @@ class UploadStore:
 
     async def keep(self, part: BodyPartReader) -> IncomingAttachment:
         """Write an uploaded file. Raises `FormError` if it is too large, or `OSError` if it cannot be written."""
-        ref = secrets.token_hex(16)
-        path = self._folder / ref
-        if time.monotonic() - self._swept_at > _SWEEP_SECONDS:
-            await asyncio.to_thread(self._sweep)  # also clean up here, because a daemon can run for months
-        await asyncio.to_thread(path.touch, 0o600, exist_ok=False)
-        try:
-            size = await save_stream(_chunks(part), path, self.max_file_bytes)
-        except FileSizeExceeded as error:
-            raise FormError(413, f"A file can be at most {readable_size(self.max_file_bytes)}.") from error
+        ref, size = await self._save(_chunks(part))
         # Keep only the file name, without its folder and without characters that could confuse a terminal or a page.
         kept = "".join(
             character for character in re.split(r"[/\\]", part.filename or "")[-1] if character.isprintable()
@@ -92,6 +86,28 @@ class UploadStore:
         is_document = (mime or "").startswith(("text/", "application/"))
         kind = kind_of(mime, AttachmentKind.DOCUMENT if is_document else AttachmentKind.OTHER)
         return IncomingAttachment(kind=kind, file_ref=ref, name=name, mime=mime, size_bytes=size)
+
+    async def keep_image(self, content: bytes, mime: str) -> IncomingAttachment:
+        """Write an image. Raises like `keep`."""
+
+        async def whole() -> AsyncIterator[bytes]:
+            yield content
+
+        ref, size = await self._save(whole())
+        name = f"image{mimetypes.guess_extension(mime) or ''}"
+        return IncomingAttachment(kind=AttachmentKind.IMAGE, file_ref=ref, name=name, mime=mime, size_bytes=size)
+
+    async def _save(self, chunks: AsyncIterator[bytes]) -> tuple[str, int]:
+        """Write a file under a random name. Return the name and the size."""
+        ref = secrets.token_hex(16)
+        path = self._folder / ref
+        if time.monotonic() - self._swept_at > _SWEEP_SECONDS:
+            await asyncio.to_thread(self._sweep)  # also clean up here, because a daemon can run for months
+        await asyncio.to_thread(path.touch, 0o600, exist_ok=False)
+        try:
+            return ref, await save_stream(chunks, path, self.max_file_bytes)
+        except FileSizeExceeded as error:
+            raise FormError(413, f"A file can be at most {readable_size(self.max_file_bytes)}.") from error
 
     def drop(self, files: Sequence[IncomingAttachment]) -> None:
         """Remove the files of a message that was not accepted."""
@@ -172,7 +188,8 @@ def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_cha
     if not text.strip() and not files:
         raise FormError(422, "Write a message or choose a file first.")
     edits = fields.get("edits", "")
-    return SubmittedMessage(text=text, client_id=client_id, is_press=is_press, edits=edits, files=tuple(files))
+    via = InputKind.BUTTON if is_press else InputKind.TYPED
+    return SubmittedMessage(text=text, client_id=client_id, via=via, edits=edits, files=tuple(files))
 
 
 def readable_size(size: int) -> str:

@@ -57,6 +57,14 @@ def test_a_chat_has_a_policy_of_its_own() -> None:
     assert made.policy(tool(ToolEffect.EXECUTES), OTHER) is Policy.DENY
 
 
+def test_an_admin_decides_for_a_program() -> None:
+    chats = [ChatKey(platform="local", account="local", chat_ref="main", user_ref=person) for person in ("", "api-x")]
+    policies = [control().policy(tool(ToolEffect.WRITES), chat) for chat in chats]
+    assert policies == [Policy.ASK, Policy.ASK_ADMIN]
+    allowed = control(approval={"writes": "allow"})
+    assert allowed.policy(tool(ToolEffect.WRITES), chats[1]) is Policy.ALLOW
+
+
 def tool(effect: ToolEffect, *, is_remote: bool = False) -> Tool:
     return replace(SEARCH, effect=effect, is_remote=is_remote)
 

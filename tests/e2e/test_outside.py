@@ -1,0 +1,214 @@
+"""Outside programs: OpenAI clients, webhooks and the command line talk to the same agent."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import openai
+import pytest
+
+from tests.e2e.protocols import prompt_of
+from tests.e2e.world import World
+
+MODEL = "hermes"
+
+
+class Outside:
+    """A gateway with Telegram and a web server, and its API clients."""
+
+    def __init__(self, world: World, stack: AsyncExitStack) -> None:
+        self.world = world
+        self._stack = stack
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.world.gateway.environ['HERMES_LOCAL__PORT']}"
+
+    async def start(self) -> None:
+        await self.world.gateway.start()
+        await self.world.gateway.wait_for_log("local.served", since=self.world.gateway.started_from)
+
+    async def client(self, name: str) -> openai.AsyncOpenAI:
+        """Return a client with its own token."""
+        code, said = await self.world.command_line("client", "add", name)
+        assert code == 0, said
+        [token] = re.findall(r"^hgw_\S+$", said, re.MULTILINE)
+        return await self.signed_in(token)
+
+    async def signed_in(self, token: str) -> openai.AsyncOpenAI:
+        made = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0)
+        return await self._stack.enter_async_context(made)
+
+
+@pytest.fixture
+async def outside(world: World) -> AsyncIterator[Outside]:
+    world.gateway.environ |= {**world.web_chat(), "HERMES_MODEL__IMAGES": "true"}
+    async with AsyncExitStack() as stack:
+        made = Outside(world, stack)
+        await made.start()
+        yield made
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+async def say(client: openai.AsyncOpenAI, *texts: str, **more: object) -> str:
+    """Send a history in which the texts of a person and of the assistant take turns. Return the answer."""
+    roles = ("user", "assistant")
+    history = [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
+    answer = await client.chat.completions.create(model=MODEL, messages=history, **more)
+    return answer.choices[0].message.content
+
+
+async def test_an_openai_client_has_conversations_that_are_ours(outside: Outside) -> None:
+    client = await outside.client("editor")
+    assert [model.id for model in (await client.models.list()).data] == ["hermes"]
+    await outside.world.script(match="capital", text="Paris is the capital.", chunk_chars=4, chunk_delay=0.08, times=9)
+    assert await say(client, "the capital of France?", user="geo") == "Paris is the capital."
+    answer = await client.chat.completions.create(
+        model=MODEL,
+        messages=[user("the capital of France?"), {"role": "assistant", "content": "Rome"}, user("/new")],
+        user="geo",
+        extra_headers={"X-Client-Request-Id": "1"},
+    )
+    assert answer.usage.total_tokens > 0
+    second = prompt_of((await outside.world.asked(2))[1])
+    assert [one.text for one in second if one.role == "assistant"] == ["Paris is the capital."], "history is ours"
+    assert second[-1].text.endswith("/new"), "text of a client is never a command"
+    assert outside.world.query("SELECT DISTINCT kind FROM inbox") == [("message",)]
+
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=[user("the capital, please")], stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    assert "".join(pieces) == "Paris is the capital."
+    assert len(pieces) > 1, "it streams"
+    assert chunks[-1].usage.total_tokens > 0
+    assert [one.text for one in prompt_of((await outside.world.asked(3))[2]) if one.role == "assistant"] == []
+
+    first = await client.responses.create(model=MODEL, input="name the capital", instructions="Be brief.")
+    assert first.output_text == "Paris is the capital."
+    async with client.responses.stream(
+        model=MODEL, input="the capital again", previous_response_id=first.id
+    ) as responses:
+        deltas = [event.delta async for event in responses if event.type == "response.output_text.delta"]
+        final = await responses.get_final_response()
+    assert "".join(deltas) == final.output_text == "Paris is the capital."
+    assert (await client.responses.retrieve(first.id)).output_text == "Paris is the capital."
+    names = outside.world.query("SELECT chat_ref, user_ref FROM chats WHERE platform = 'local' ORDER BY chat_ref")
+    assert names == [("geo", "api-editor"), ("main", "api-editor")]
+
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+
+
+async def test_requests_of_editors_are_answered(outside: Outside) -> None:
+    """The bodies are those of Continue (chat mode), Cline and aider."""
+    client = await outside.client("editor")
+    rules = {"role": "system", "content": "CONTINUE RULES"}
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}", "detail": "auto"}}
+    question = {"role": "user", "content": [{"type": "text", "text": "what is this?"}, picture]}
+    common = {"model": "gpt-4o", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 4096}
+
+    async def answer(name: str, messages: list[object], **more: object) -> str:
+        headers = {"extra_headers": {"X-Conversation": name, "x-api-key": client.api_key}}
+        stream = await client.chat.completions.create(messages=messages, **{**common, **more}, **headers)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+    first = await answer("continue", [rules, question])
+    assert "what is this?" in first
+    said = {"role": "assistant", "content": first}
+    await answer("continue", [rules, question, said, user("and now?")])
+    await answer("cline", [{"role": "system", "content": "TOOLS"}, {"role": "user", "content": "task"}], temperature=0)
+    ok = {"role": "assistant", "content": "Ok."}
+    files = user("I have *added these files*: FILES")
+    await answer("aider", [{"role": "system", "content": "EDIT FORMAT"}, files, ok, user("fix it"), rules])
+    prompts = [prompt_of(row) for row in await outside.world.asked(4)]
+    assert "CONTINUE RULES" in prompts[0][-1].text
+    assert "CONTINUE RULES" not in prompts[1][-1].text, "a later request repeats it"
+    assert "and now?" in prompts[1][-1].text
+    assert "FILES" in prompts[3][-1].text, "a new conversation takes what stands before an answer"
+    assert outside.world.query("SELECT mime FROM attachments") == [("image/png",)]
+
+
+async def test_what_cannot_be_done_is_refused_with_a_sentence(outside: Outside) -> None:
+    client = await outside.client("editor")
+    tool = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
+    refusals: list[tuple[dict[str, object], str]] = [
+        ({"messages": [user("hi")], "tools": [tool]}, "does not run tools of clients"),
+        ({"messages": [user("hi")], "n": 2}, "one answer"),
+        ({"messages": [user("hi")], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [{"role": "assistant", "content": "hi"}]}, "no message after"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input_audio"),
+        ({"messages": "hi"}, "messages"),
+    ]
+    for body, words in refusals:
+        with pytest.raises(openai.BadRequestError, match=words):
+            await client.chat.completions.create(model=MODEL, **body)
+    with pytest.raises(openai.NotFoundError, match="POST /v1/chat/completions"):
+        await client.embeddings.create(model=MODEL, input="hi")
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve("resp_unknown")
+    wrong = await outside.signed_in("hgw_wrong")
+    with pytest.raises(openai.AuthenticationError, match="client add"):
+        await say(wrong, "hi")
+    await outside.world.script(match="fails", error={"status": 400, "body": {"error": {"message": "no"}}}, times=1)
+    with pytest.raises(openai.InternalServerError, match="model"):
+        await say(client, "it fails")
+    assert await say(client, "works") != ""
+    listed = await outside.world.command_line("client", "list")
+    assert re.search(r"^editor +user", listed[1], re.MULTILINE)
+    code, said = await outside.world.command_line("url", "--for", "api-editor")
+    assert (code, "token=" in said) == (0, True), "a person can look at the conversations of the program"
+    code, said = await outside.world.command_line("client", "revoke", "editor")
+    assert (code, "no longer" in said) == (0, True), said
+    with pytest.raises(openai.AuthenticationError):
+        await say(client, "still there?")
+    assert "No program" in (await outside.world.command_line("client", "list"))[1]
+
+
+async def test_an_answer_survives_its_client_and_a_kill(outside: Outside) -> None:
+    client = await outside.client("editor")
+    await outside.world.hold(match="slow", text="worth the wait", times=2)
+    key = {"extra_headers": {"Idempotency-Key": "k-1"}}
+    with pytest.raises(openai.APITimeoutError):
+        await say(client.with_options(timeout=1.0), "slow", **key)
+    await outside.world.gateway.kill()
+    await outside.world.release()
+    await outside.start()
+    assert await say(client, "slow", **key) == "worth the wait"
+    # The official client repeats a request without a key, but says that it does.
+    await outside.world.hold(match="again", text="once", times=2)
+    asking = asyncio.create_task(say(client.with_options(max_retries=9), "again"))
+    await outside.world.until(lambda: outside.world.query("SELECT count(*) FROM inbox")[0][0] == 2)
+    await outside.world.gateway.kill()
+    await outside.world.release()
+    await outside.start()
+    assert await asking == "once"
+    assert outside.world.query("SELECT count(*) FROM inbox") == [(2,)], "no message is answered twice"
+
+
+async def test_a_client_sees_its_own_chats_and_nothing_else(outside: Outside) -> None:
+    await outside.world.script(match="secret", text="I keep SECRET-7.", times=9)
+    ann, bob = await outside.client("ann"), await outside.client("bob")
+    first = await ann.responses.create(model=MODEL, input="a secret", user="plans")
+    await outside.world.ask("a secret on Telegram", "SECRET-7")
+    for attempt in ("plans", "42", "plans#ann"):
+        await say(bob, "what was it?", user=attempt)
+    with pytest.raises(openai.NotFoundError):
+        await bob.responses.retrieve(first.id)
+    with pytest.raises(openai.NotFoundError):
+        await bob.responses.create(model=MODEL, input="go on", previous_response_id=first.id)
+    same = {"extra_headers": {"Idempotency-Key": "same"}}
+    assert await say(ann, "a secret with a key", user="plans", **same) == "I keep SECRET-7."
+    assert "SECRET" not in await say(bob, "hello", user="plans", **same)
+    for row in await outside.world.asked(7):
+        if "what was it?" in str(row) or "hello" in str(prompt_of(row)[-1]):
+            assert "SECRET" not in str(row["body"]), "the model of bob's chat never saw it"
+    for path in ("/", "/console/overview/content", "/chat/main/earlier?before=9", "/list"):
+        async with outside.world.http.get(outside.url + path, headers=bob.auth_headers) as response:
+            assert "SECRET" not in await response.text()
+            assert response.status in (401, 404) or path == "/"
