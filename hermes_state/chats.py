@@ -98,11 +98,11 @@ def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
 
 
 def find_chats_named(db: Connection, name: str) -> list[Chat]:
-    """Load the chats that have this name (such as `telegram:42`) or this platform id (such as `42`)."""
-    query = f"""SELECT {_COLUMNS} FROM chats WHERE account || ':' || chat_ref
+    """Load people's chats that have this name (such as `telegram:42`) or this platform id (such as `42`)."""
+    query = f"""SELECT {_COLUMNS} FROM chats WHERE platform <> 'webhook' AND (account || ':' || chat_ref
       || CASE thread_ref WHEN '' THEN '' ELSE '/' || thread_ref END
       || CASE user_ref WHEN '' THEN '' ELSE '#' || user_ref END = :name
-    OR (chat_ref = :name AND thread_ref = '' AND user_ref = '') ORDER BY id"""
+    OR (chat_ref = :name AND thread_ref = '' AND user_ref = '')) ORDER BY id"""
     return select(db, Chat, query, {"name": name})
 
 

@@ -20,6 +20,7 @@ from hermes_state.values import (
     InputKind,
     LineageId,
     Millis,
+    PlatformEvent,
     Quote,
     TurnId,
     UserRef,
@@ -115,6 +116,12 @@ WAITS = "state IN ('new','claimed') AND state = 'new'"
 """SQL condition for unclaimed rows. Its first half lets SQLite use an index instead of reading all rows."""
 
 _COLUMNS = columns(InboxRow, "inbox")
+
+
+def is_stored(db: Connection, event: PlatformEvent) -> bool:
+    """Return True if this event was stored before."""
+    query = "SELECT 1 FROM inbox WHERE platform = ? AND account = ? AND event_ref = ?"
+    return db.execute(query, (event.chat.platform, event.chat.account, event.event_ref)).fetchone() is not None
 
 
 def find_new(db: Connection, platform: str, account: str, event_ref: str) -> InboxId | None:

@@ -26,7 +26,7 @@ from hermes_state.errors import ConfigError
 from hermes_state.setting_types import FrozenBlock, keyed
 from hermes_state.settings import Setting
 
-Target: TypeAlias = Literal["telegram", "discord", "model", "web", "mcp"]
+Target: TypeAlias = Literal["telegram", "discord", "model", "web", "mcp", "webhooks"]
 DIRECT: Final = "direct"
 _OTHERS: Final = "default"
 """Name in `network.proxy` for the targets that it does not list."""
@@ -126,10 +126,10 @@ class NetworkSettings:
         BeforeValidator(_proxy_setting),
         Setting(default_text="`HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY`", restart=True),
     ] = None
-    """Proxy for Telegram, Discord, models, web tools and MCP servers, such as `http://proxy.example.org:3128`. The
-    address begins with `http`, `https` or `socks5`. `direct` ignores the environment. For different proxies, map
-    `telegram`, `discord`, `model`, `web`, `mcp` and `default` (the others) to an address or `direct`. Set it if the
-    machine has no direct connection to the internet."""
+    """Proxy for Telegram, Discord, models, web tools, MCP servers and webhooks, such as
+    `http://proxy.example.org:3128`. The address begins with `http`, `https` or `socks5`. `direct` ignores the
+    environment. For different proxies, map `telegram`, `discord`, `model`, `web`, `mcp`, `webhooks` and `default` (the
+    others) to an address or `direct`. Set it if the machine has no direct connection to the internet."""
 
     def check(self) -> None:
         """Raise `ConfigError` if the environment names a proxy that cannot be used."""

@@ -130,6 +130,7 @@ _ID_SHAPES = {
     "telegram": (re.compile(r"[1-9][0-9]{0,15}"), "the id from /whoami, such as telegram:42"),
     "discord": (re.compile(r"[1-9][0-9]{0,19}"), "the id from /whoami, such as discord:80351110224678912"),
     "local": (re.compile(r"[a-z0-9_-]{1,32}"), "the name of a local person, such as local:owner"),
+    "api": (re.compile(r"[a-z0-9_-]{1,32}"), "the name of an API client, such as api:editor"),
 }
 
 
@@ -207,6 +208,7 @@ WebhookSecret: TypeAlias = Annotated[
     Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must have 16 to 256 characters, each one of A-Z a-z 0-9 _ -")
 ]
 """Secret that contains only characters that Telegram allows, and is long enough not to be guessed."""
+HookSecret: TypeAlias = Annotated[Secret, _secret_like(r".{16,}", "must have at least 16 characters")]
 
 _HARMLESS = re.compile(r"[a-z]{1,20}|[0-9]{1,9}|/[\w./-]{0,200}|https?://[\w.:/-]{1,200}", re.ASCII)
 """Pattern for values that are not secrets unless their name suggests it.

@@ -7,13 +7,16 @@ import base64
 import ipaddress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from pydantic import BeforeValidator
 
 from hermes_state.aio import Backoff
 from hermes_state.network import NetworkSettings
-from hermes_state.setting_types import Origin, Secret, SocketUrl, Url, WebhookSecret, plain
+from hermes_state.setting_types import HookSecret, Origin, Secret, SocketUrl, Url, WebhookSecret, listed, plain
 from hermes_state.settings import Setting
 
+HookEvent: TypeAlias = Literal["turn.finished", "compression", "cap.reached", "person.requested_access"]
 TableStyle: TypeAlias = Literal["list", "text"]
 """Layout of tables that are too wide for a phone: a list of the rows, or monospaced text."""
 
@@ -166,3 +169,15 @@ class LocalSettings:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookSettings:
+    """Signed webhook: requests become messages in `chat`, or events are sent to `url`."""
+
+    secret: Annotated[HookSecret, Setting()]
+    chat: Annotated[str, Setting()] = ""
+    template: Annotated[str, Setting()] = ""
+    """Text of the message, in which `{a.b}` stands for a field of the JSON body."""
+    url: Annotated[Url | None, Setting()] = None
+    events: Annotated[tuple[HookEvent, ...], BeforeValidator(listed), Setting()] = get_args(HookEvent)

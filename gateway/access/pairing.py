@@ -4,6 +4,7 @@ The transactions that offer or approve a code also store the reply to the person
 admin can decide in a chat. An operator can decide on the command line, even while the daemon is stopped.
 """
 
+from gateway.outbound.webhooks import HookWriter
 from gateway.times import format_time
 from hermes_state import inbox, outbox
 from hermes_state.admin import pairings
@@ -38,7 +39,13 @@ WELCOME = {
 
 @locks("pairings", chat="message.chat cursor")
 def offer_pairing(
-    db: Connection, message: InboundMessage, code: str, cursor: Cursor | None, now: Millis, max_pending: int = 100
+    db: Connection,
+    message: InboundMessage,
+    code: str,
+    cursor: Cursor | None,
+    now: Millis,
+    max_pending: int = 100,
+    hooks: HookWriter | None = None,
 ) -> ChatId | None:
     """Give a stranger a code, or say that their code still needs approval. Return None if no reply is due.
 
@@ -46,6 +53,9 @@ def offer_pairing(
     """
     if pairings.offer(db, message.sender, code, CODE_MINUTES * 60_000, max_pending, now):
         text = OFFER.format(code=code, minutes=CODE_MINUTES)
+        if hooks is not None:  # the event never contains the code, because everyone who knows it can approve it
+            data = {"person": message.sender.ref, "name": message.sender.name, "chat": message.chat.name}
+            hooks.write(db, "person.requested_access", pairings.hash_code(code)[:16], data, now)
         return refuse(db, message, message.chat, _offer_key(pairings.hash_code(code)), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
         # Send this reply at most every 5 minutes. Answer every slash command, because Discord shows it as hanging.

@@ -93,6 +93,8 @@ class AccessControl:
             return UserRole.ADMIN
         if ref in self._paired:
             return self._paired[ref]
+        if ref.startswith("hook:"):
+            return UserRole.USER if ref.removeprefix("hook:") in self._live.config.webhooks else None
         return UserRole.USER if access.allow_all or ref in access.allow or ref in access.moderators else None
 
     def has_access(self, ref: UserRef) -> bool:

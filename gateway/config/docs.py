@@ -41,13 +41,16 @@ def describe_settings() -> tuple[SettingRow, ...]:
     )
 
 
+_ROOT = "Several agents ([how-to](../how-to/agents.md)), and webhooks ([how-to](../how-to/outside-programs.md))."
+
+
 def settings_markdown() -> str:
     """Return the lists of `docs/reference/configuration.md`, with a heading per block."""
     rows = describe_settings()
     parts: list[str] = []
     for key, block in ROOT_AND_BLOCKS.items():
-        about = (block.__doc__ or "").splitlines()[0] if key else "Several agents ([how-to](../how-to/agents.md))."
-        parts.append(f"### {dotted(key) or 'agents and routes'}\n\n{about}\n")
+        about = (block.__doc__ or "").splitlines()[0] if key else _ROOT
+        parts.append(f"### {dotted(key) or 'agents, routes and webhooks'}\n\n{about}\n")
         parts += [_entry(row) for row in rows if row.key.rpartition(".")[0] == dotted(key)]
         parts.append("")
     return "\n".join(parts).strip()

@@ -34,6 +34,7 @@ from gateway.config.context_settings import (
 )
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
 from gateway.config.tool_settings import McpConfig, ToolsConfig
+from gateway.config.webhooks import Webhooks
 from hermes_state.engines.opening import StoreSettings
 from hermes_state.files import AttachmentSettings
 from hermes_state.network import NetworkSettings
@@ -249,6 +250,9 @@ class Config(BaseConfig):
     routes: Routes = setting((), default_text="none")
     """Rules that select the agent of a chat: `agent` with `chat`, `account`, `guild` or `role`. The most specific rule
     wins."""
+    webhooks: Webhooks = setting({}, default_text="none")
+    """Signed webhooks by name. Each needs `secret`. With `chat` and `template`, requests to `/hooks/<name>` become
+    messages in that chat. With `url` and `events`, the gateway sends events to that address."""
     telegram: TelegramConfig = Field(default_factory=TelegramConfig)
     discord: DiscordConfig = Field(default_factory=DiscordConfig)
     local: LocalSettings = Field(default_factory=LocalSettings)
@@ -298,9 +302,12 @@ class Config(BaseConfig):
         places = {
             "tools.use_on": [*self.tools.use_on],
             "tools.approval_on": [*self.tools.approval_on],
+            "webhooks": [hook.chat for hook in self.webhooks.values()],
             **{f"routes[{place}]": (one.chat, one.account) for place, one in enumerate(self.routes, start=1)},
         }
         check_places(self.telegram, self.discord, places)
+        if self.webhooks and not self.local.enabled:
+            raise ValueError("webhooks need the server of the web chat: set local.enabled to true")
         if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:
             raise ValueError(
                 f"local.host {self.local.host} is reachable from other machines, but `access` is empty: "

@@ -37,6 +37,7 @@ from gateway.outbound.adapters import AdapterRegistry, GateRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.notices import NoticeWriter, tell_background_end
 from gateway.outbound.reactions import ReactionHandler
+from gateway.outbound.webhooks import HookWriter
 from gateway.schedules import (
     expire_idle,
     expire_questions,
@@ -93,7 +94,7 @@ class Parts:
 
         # Replies
         self.adapters = AdapterRegistry(
-            make_adapters(loaded, environ, store, files, clock),
+            make_adapters(live, environ, store, files, clock),
             is_certain=self.state.is_certain,
             is_shared=self.is_shared,
             label_of=loaded.config.label_of,
@@ -110,6 +111,7 @@ class Parts:
         make_preview = partial(self.own_previews.live, kind=RemotePreview)
         self.previews = RemotePreviews(store=store, adapters=self.adapters, make=make_preview)
         self.delivery = self._make_delivery()
+        self.hooks = HookWriter(hooks=lambda: live.config.webhooks, note=self.delivery.note_hook)
 
         # Access, agent and tools
         self.background = BackgroundRegistry(partial(tell_background_end, store, clock, self.delivery.wake))
@@ -201,6 +203,7 @@ class Parts:
                 deliver=self.delivery.wake,
                 clock=self.clock,
                 is_admin=self.access.is_admin,
+                hooks=self.hooks,
             ),
         )
 
@@ -231,6 +234,7 @@ class Parts:
                 delivery=self.delivery,
                 titles=self.titles,
                 clock=self.clock,
+                hooks=self.hooks,
                 on_question=self.approval_timer.wake,
             ),
             attachments=AttachmentHandler(
@@ -377,11 +381,11 @@ class Parts:
 
 
 def make_adapters(
-    loaded: LoadedConfig, environ: Mapping[str, str], store: Store, files: AttachmentFolder, clock: Clock
+    live: LiveConfig, environ: Mapping[str, str], store: Store, files: AttachmentFolder, clock: Clock
 ) -> dict[str, PlatformAdapter]:
     """Return the adapter of every account: one for each bot with a token, and the web chat."""
     adapters: dict[str, PlatformAdapter] = {}
-    menu = REGISTRY.menu()
+    menu, loaded = REGISTRY.menu(), live.loaded
     config, local = loaded.config, loaded.config.local
     network, tables = config.network, config.delivery.tables
     # Each platform uses about 10 MB, so only enabled platforms are imported.
@@ -409,6 +413,8 @@ def make_adapters(
             max_file_bytes=loaded.config.attachments.max_bytes,
             port_tries=20 if is_any_port else 1,
             on_ready=partial(_announce, environ, loaded),
+            hooks=lambda: live.config.webhooks,
+            network=network,
         )
     return adapters
 

@@ -403,7 +403,8 @@ class GatewayIntake:
     async def _answer_denied(self, message: InboundMessage, result: AccessResult, cursor: Cursor | None) -> None:
         now = self.clock.now()
         if result is AccessResult.STRANGER and self.runtime.config.pairing.enabled:
-            chat_id = await self.store.write(offer_pairing, message, pairings.new_code(), cursor, now)
+            given = message, pairings.new_code(), cursor, now
+            chat_id = await self.store.write(offer_pairing, *given, hooks=self.lanes.turns.hooks)
         else:
             # Reply once a day, but to every slash command, because Discord shows an unanswered command as hanging.
             which = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{now // 86_400_000}"

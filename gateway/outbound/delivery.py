@@ -83,6 +83,8 @@ class Delivery:
     on_unreachable: Callable[[], None] = lambda: None
     record: Callable[[OutboxRow], None] = lambda _: None
     """Starts to record a voice message in the background, unless the recording has already started."""
+    hook_chats: tuple[ChatId, ...] = ()
+    """Chats of webhooks that got events since the start. Events of all chats go to them, so each wake includes them."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
     """Time of the next attempt for each failed row, on the monotonic clock, because the system clock can be changed."""
@@ -125,10 +127,16 @@ class Delivery:
 
     def wake(self, chat_id: ChatId) -> None:
         """Wake the sender of a chat with unsent rows. Only a process that serves accounts has senders."""
-        if (event := self._wakes.get(chat_id)) is not None:
-            event.set()
-        elif not self._is_closed and (self.adapters.serves_any or not self.adapters.is_shared):
-            self._open(chat_id, None)
+        for one in {chat_id, *self.hook_chats}:
+            if (event := self._wakes.get(one)) is not None:
+                event.set()
+            elif not self._is_closed and (self.adapters.serves_any or not self.adapters.is_shared):
+                self._open(one, None)
+
+    def note_hook(self, chat_id: ChatId) -> None:
+        """Note a chat of a webhook. The writer's thread calls this, so the tuple is replaced as a whole."""
+        if chat_id not in self.hook_chats:
+            self.hook_chats = (*self.hook_chats, chat_id)
 
     def _open(self, chat_id: ChatId, first: _Send | None) -> None:
         event = self._wakes[chat_id] = asyncio.Event()
@@ -168,6 +176,8 @@ class Delivery:
             is_open = chat_id not in self._wakes and not self._is_closed
             if adapter is not None and ownership is not None and row is not None and is_open:
                 self._open(chat_id, partial(self._send_held, chat, row, adapter, ownership, held.pop_all()))
+                if self.hook_chats:
+                    self.wake(self.hook_chats[0])
                 return
         self.wake(chat_id)
 

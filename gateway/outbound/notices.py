@@ -5,12 +5,13 @@ exception is the notice about a slow compression, which has its own transaction.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.context.job import Aborted, BlockedEvent, Compressed, ContextEvent, MessageLimitEvent, PressureEvent
 from agent.tools.terminal.terminal_tool import BackgroundCommand
 from gateway.config.context_settings import NoticeConfig
+from gateway.outbound.webhooks import HookWriter
 from hermes_state import inbox, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
@@ -45,6 +46,7 @@ class NoticeWriter:
     deliver: Callable[[ChatId], None]
     clock: Clock
     is_admin: Callable[[UserRef], bool] = lambda _: False
+    hooks: HookWriter = field(default_factory=HookWriter)
 
     def write(self, db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
         """Store a notice that tells the chat about a context event."""
@@ -52,6 +54,9 @@ class NoticeWriter:
             self._tell_admin(db, conversation, event, event.prepared.passed_over, now)
         if isinstance(event, Compressed):
             outbox.end_offer(db, conversation.chat_id, "undo", now)
+            data = {"chat": conversation.chat.name, "session": event.child.short_key, "layer": event.job.layer}
+            counts = {"tokens_before": event.job.tokens_before, "compressions": event.compressions}
+            self.hooks.write(db, "compression", str(event.child.id), {**data, **counts}, now)
         if (sentence := self._sentence(event)) is not None:
             # Send one notice per compression, but only one per turn if several layers failed to compress.
             part = str(event.child.id) if isinstance(event, Compressed) else str(now)

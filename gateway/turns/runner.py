@@ -29,6 +29,7 @@ from gateway.config.settings import ModelConfig
 from gateway.models.selection import ModelRegistry, Runtime, name_of, route_of
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.notices import pressure_sentence
+from gateway.outbound.webhooks import HookWriter
 from gateway.switches import VOICE
 from gateway.turns.previews import PreviewMaker, TurnPreview
 from gateway.turns.titles import TitleWriter
@@ -48,6 +49,7 @@ from hermes_state.ratings import Sign, SignedMessage
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
+from hermes_state.text import both_ends
 from hermes_state.turns import RunningTurn, TurnMoved, find_unended, remove_preview
 from hermes_state.values import Button, ChatKind, Clock, Millis
 
@@ -138,6 +140,7 @@ class TurnRunner:
     delivery: Delivery
     titles: TitleWriter
     clock: Clock
+    hooks: HookWriter = field(default_factory=HookWriter)
     on_question: Callable[[], None]
     """Called when a turn starts or stops waiting for an approval."""
 
@@ -205,7 +208,7 @@ class TurnRunner:
                 turn,
                 final.markdown or final.text,
                 lambda rendered: self.store.write_with_retry(
-                    _finish_turn, turn, final, pressure, clock, rendered, preview.is_stored, voice
+                    _finish_turn, turn, final, pressure, clock, rendered, preview.is_stored, voice, self.hooks
                 ),
             )
         except TurnMoved:  # the turn was stopped in the meantime, so record only its cost
@@ -268,7 +271,8 @@ class TurnRunner:
         # The web page has its own button. A sentence without the command is about an error that would come again.
         can_retry = "/retry" in sentence and turn.chat_kind is not ChatKind.LOCAL
         buttons = (Button(label="Retry", command=f"/retry t{turn.id}"),) if can_retry else ()
-        await self.store.write_with_retry(_fail_turn, turn, error, sentence, self.clock.now(), buttons)
+        args = turn, error, sentence, self.clock.now(), buttons, self.hooks
+        await self.store.write_with_retry(_fail_turn, *args)
         self.delivery.wake(turn.chat_id)
 
 
@@ -282,12 +286,14 @@ def _finish_turn(
     rendered: RenderedReply | None,
     has_stored_preview: bool,
     voice: VoiceSettings,
+    hooks: HookWriter,
 ) -> OutboxRow | None:
     """End a turn and record its notices. Return the reply to send now. A retried transaction reads the clock again."""
     end_sign = _end_sign(db, turn, Sign.DONE, clock.now())
     if voice.model is not None:
         final = replace(final, speaks=VOICE.read(db, turn.chat_id, voice.mode))
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
+    _tell_hooks(db, hooks, turn, "finished", final.text, clock.now())
     if end_sign is not None:
         outbox.enqueue(db, end_sign, clock.now())
     if pressure is not None:
@@ -299,11 +305,28 @@ def _finish_turn(
 
 @locks(turn="turn.id")
 def _fail_turn(
-    db: Connection, turn: RunningTurn, error: str, sentence: str, now: Millis, buttons: tuple[Button, ...]
+    db: Connection,
+    turn: RunningTurn,
+    error: str,
+    sentence: str,
+    now: Millis,
+    buttons: tuple[Button, ...],
+    hooks: HookWriter,
 ) -> None:
     end_sign = _end_sign(db, turn, Sign.FAILED, now)
-    if journal.fail_turn(db, turn, error, sentence, now, buttons) and end_sign is not None:
+    if not journal.fail_turn(db, turn, error, sentence, now, buttons):
+        return
+    if end_sign is not None:
         outbox.enqueue(db, end_sign, now)
+    _tell_hooks(db, hooks, turn, "failed", sentence, now)
+    if error == SpendingCapExceeded.__name__:  # once a day and chat, because each message fails
+        data = {"chat": turn.chat.name, "text": sentence}
+        hooks.write(db, "cap.reached", f"{turn.chat_id}:{now // 86_400_000}", data, now)
+
+
+def _tell_hooks(db: Connection, hooks: HookWriter, turn: RunningTurn, state: str, text: str, now: Millis) -> None:
+    data = {"chat": turn.chat.name, "turn": turn.id, "state": state, "text": both_ends(text, 20_000)}
+    hooks.write(db, "turn.finished", f"turn:{turn.id}", data, now)
 
 
 def _end_sign(db: Connection, turn: RunningTurn, sign: Sign, now: Millis) -> Reply | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from yarl import URL
 
 from hermes_state.errors import PlatformUnavailable, StateError
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.network import NetworkSettings
 from hermes_state.ratings import SignedMessage
 from hermes_state.store.writer import Store
 from hermes_state.values import LOCAL_OWNER, ChatKey, Clock, IncomingAttachment, OutboundPart, UserRef
@@ -24,7 +25,8 @@ from platforms.local.pages import PageWriter
 from platforms.local.requests import Parts
 from platforms.local.routes import Site
 from platforms.local.uploads import UploadStore
-from platforms.settings import LocalSettings
+from platforms.local.webhooks import send_event
+from platforms.settings import HookSettings, LocalSettings
 
 log = structlog.get_logger()
 
@@ -54,6 +56,8 @@ class LocalAdapter:
         max_file_bytes: int = 20_000_000,
         port_tries: int = 1,
         on_ready: Callable[[str], None] | None = None,
+        hooks: Callable[[], Mapping[str, HookSettings]] = dict,
+        network: NetworkSettings | None = None,
     ) -> None:
         self.capabilities = Capabilities(
             max_part_units=settings.max_part_units,
@@ -69,6 +73,8 @@ class LocalAdapter:
         self._files = files
         self._clock = clock
         self._on_ready = on_ready
+        self._hooks = hooks
+        self._network = network or NetworkSettings()
         self.access = BrowserAccessControl(store, clock)
         self._pages = PageWriter(menu=menu, max_file_bytes=max_file_bytes)
         self._chats = ChatRegistry(self._pages)
@@ -130,6 +136,7 @@ class LocalAdapter:
             pages=self._pages,
             access=self.access,
             settings=self._settings,
+            hooks=self._hooks,
             public=self._public,
         )
 
@@ -168,6 +175,8 @@ class LocalAdapter:
 
     async def send(self, request: SendRequest) -> str:
         """Show a part on every open page. Pages that open later load it from the transcript."""
+        if request.chat.platform == "webhook":
+            return await send_event(request, self._hooks, self._network, self._clock.now())
         chat, sent = self._live_chat(request.chat), None if request.file is None else request.part.attached
         ref = request.replaces or f"k-{request.key}" if sent is None else ref_of_file(sent)
         known = chat.find(ref)

@@ -18,7 +18,7 @@ from platforms.local.access import KEY_HEADER, BrowserAccessControl, Credentials
 from platforms.local.chats import ChatRegistry
 from platforms.local.pages import PageWriter, is_name
 from platforms.local.uploads import FormError, UploadStore
-from platforms.settings import LocalSettings
+from platforms.settings import HookSettings, LocalSettings
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PersonHandler: TypeAlias = Callable[[web.Request, WebPerson], Awaitable[web.StreamResponse]]
@@ -40,6 +40,7 @@ class Parts:
     pages: PageWriter
     access: BrowserAccessControl
     settings: LocalSettings
+    hooks: Callable[[], Mapping[str, HookSettings]]
     public: URL | None
     """Public address of the page, if a reverse proxy serves it."""
 

@@ -18,6 +18,7 @@ from platforms.local.chat_routes import ChatRoutes
 from platforms.local.list_routes import ListRoutes
 from platforms.local.requests import Handler, Parts, cookie_name, form_of, html, received_at
 from platforms.local.uploads import FormError
+from platforms.local.webhooks import HookRoutes
 
 log = structlog.get_logger()
 
@@ -64,6 +65,7 @@ class Site:
                 web.post("/console/{page}/{action}", self.parts.only(self._console_act)),
                 *ListRoutes(self.parts).table(),
                 *ApiRoutes(chats).table(),
+                web.post("/hooks/{name}", HookRoutes(self.parts).receive),
             ]
         )
         return app

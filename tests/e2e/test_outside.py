@@ -1,15 +1,21 @@
 """Outside programs: OpenAI clients, webhooks and the command line talk to the same agent."""
 
 import asyncio
+import base64
+import hmac
+import json
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import openai
 import pytest
+from aiohttp import web
 
 from tests.e2e.protocols import prompt_of
 from tests.e2e.world import World
+from tests.fakes.labkit import Server
 
 MODEL = "hermes"
 
@@ -212,3 +218,96 @@ async def test_a_client_sees_its_own_chats_and_nothing_else(outside: Outside) ->
         async with outside.world.http.get(outside.url + path, headers=bob.auth_headers) as response:
             assert "SECRET" not in await response.text()
             assert response.status in (401, 404) or path == "/"
+
+
+def signed(secret: str, ident: str, at: int, body: bytes) -> dict[str, str]:
+    """Return the headers of Standard Webhooks."""
+    digest = hmac.new(secret.encode(), f"{ident}.{at}.".encode() + body, "sha256").digest()
+    signature = f"v1,{base64.b64encode(digest).decode()}"
+    return {"webhook-id": ident, "webhook-timestamp": str(at), "webhook-signature": signature}
+
+
+async def post(outside: Outside, hook: str, body: bytes, headers: dict[str, str]) -> int:
+    async with outside.world.http.post(f"{outside.url}/hooks/{hook}", data=body, headers=headers) as answer:
+        return answer.status
+
+
+SECRET = "a-secret-of-twenty-characters"
+
+
+async def test_signed_webhooks_become_messages_and_others_leave_no_trace(world: World) -> None:
+    world.configure(
+        f"""webhooks:
+  github: {{secret: {SECRET}, chat: "telegram:42", template: "/stop: {{issue.title}} by {{sender.login}}"}}
+  plain: {{secret: {SECRET}, chat: "telegram:42"}}
+  lost: {{secret: {SECRET}, chat: "telegram:77"}}
+"""
+    )
+    world.gateway.environ |= world.web_chat()
+    async with AsyncExitStack() as stack:
+        outside = Outside(world, stack)
+        await outside.start()
+        await world.ask("hello", "hello")
+        body = json.dumps({"issue": {"title": "It burns"}, "sender": {"login": "ann"}}).encode()
+        right = {"X-Hub-Signature-256": f"sha256={hmac.new(SECRET.encode(), body, 'sha256').hexdigest()}"}
+        now = int(time.time())
+        refused = [
+            ("github", body, {"X-Hub-Signature-256": right["X-Hub-Signature-256"][:-1] + "?"}),
+            ("github", body + b" ", right),
+            ("github", body, {}),
+            ("nobody", body, right),
+            ("plain", body, signed(SECRET, "m1", now - 301, body)),
+            ("plain", body, signed(SECRET, "m1", now + 310, body)),
+            ("plain", body, signed("another secret of 20", "m1", now, body)),
+            ("plain", body, {**signed(SECRET, "m1", now, body), "webhook-id": "m2"}),
+        ]
+        stored = world.query("SELECT count(*) FROM inbox"), world.query("SELECT count(*) FROM outbox")
+        assert [await post(outside, *one) for one in refused] == [401] * len(refused)
+        assert stored == (world.query("SELECT count(*) FROM inbox"), world.query("SELECT count(*) FROM outbox"))
+        assert await post(outside, "github", body, right) == 202
+        assert await post(outside, "github", body, right) == 409, "a repetition is refused"
+        assert await post(outside, "plain", b"disk full", signed(SECRET, "m1", now, b"disk full")) == 202
+        assert await post(outside, "plain", b"disk full", signed(SECRET, "m1", now, b"disk full")) == 409
+        assert await post(outside, "lost", body, signed(SECRET, "m3", now, body)) == 503
+        await world.replies(3)
+        prompts = [prompt_of(row)[-1].text for row in await world.asked(3)]
+        assert "/stop: It burns by ann" in prompts[1], "a webhook sends no command"
+        assert "<quoted_message" in prompts[1], "its text is untrusted"
+        assert "disk full" in prompts[2]
+        assert world.query("SELECT count(*) FROM turns WHERE started_by LIKE 'hook:%'") == [(2,)]
+
+
+PRICES = '{"*": {"input": 1000, "output": 1000}}'
+
+
+async def test_events_go_to_webhooks_until_they_are_accepted(world: World) -> None:
+    received: list[tuple[dict[str, str], bytes]] = []
+    statuses = iter([500, 200, 200, 200, 200, 200])
+
+    async def receive(request: web.Request) -> web.Response:
+        received.append(({name.lower(): value for name, value in request.headers.items()}, await request.read()))
+        return web.Response(status=next(statuses))
+
+    app = web.Application()
+    app.router.add_post("/events", receive)
+    async with Server(app) as server:
+        world.configure(f"webhooks: {{ops: {{secret: {SECRET}, url: '{server.url}/events'}}}}")
+        costs = {"HERMES_COSTS__DAILY_CAP": "0.0001", "HERMES_COSTS__PRICES": PRICES}
+        await world.gateway.start(**world.web_chat(), **costs)
+        await world.ask("hello", "hello")
+        await world.ask("more", "cap|limit")
+        await world.say("let me in", chat_id=900)
+        await world.until(lambda: len(received) >= 5)
+    for names, body in received:
+        own = signed(SECRET, names["webhook-id"], int(names["webhook-timestamp"]), body)
+        assert names["webhook-signature"] == own["webhook-signature"]
+    assert received[0][0]["webhook-id"] == received[1][0]["webhook-id"], "a repetition has the same id"
+    events = [json.loads(body) for _, body in received[1:]]
+    kinds = [event["type"] for event in events]
+    assert sorted(kinds) == ["cap.reached", "person.requested_access", "turn.finished", "turn.finished"]
+    first = next(event for event in events if event["type"] == "turn.finished")
+    assert first["data"]["chat"] == "telegram:42"
+    assert "hello" in first["data"]["text"]
+    asked = next(event for event in events if event["type"] == "person.requested_access")
+    assert asked["data"]["person"] == "telegram:900"
+    assert "code" not in asked["data"]

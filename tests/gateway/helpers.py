@@ -38,6 +38,7 @@ from gateway.outbound.adapters import AdapterRegistry, GateRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.notices import NoticeWriter
 from gateway.outbound.reactions import ReactionHandler
+from gateway.outbound.webhooks import HookWriter
 from gateway.schedules import expire_questions, fire_schedules
 from gateway.timers import LOOK_SECONDS, Timer, run_timers
 from gateway.turns.attachments import AttachmentHandler
@@ -406,8 +407,9 @@ class TestGateway:
                 clock=clock,
             ),
         )
+        hooks = HookWriter(hooks=lambda: live.config.webhooks, note=self.delivery.note_hook)
         self.notices = NoticeWriter(
-            store=store, settings=lambda: live.config.notices, deliver=self.delivery.wake, clock=clock
+            store=store, settings=lambda: live.config.notices, deliver=self.delivery.wake, clock=clock, hooks=hooks
         )
         self.titles = TitleWriter(store=store, runtime=live, clock=clock)
         self.turns = TurnRunner(
@@ -417,6 +419,7 @@ class TestGateway:
             delivery=self.delivery,
             titles=self.titles,
             clock=clock,
+            hooks=hooks,
             on_question=self.asked.wake,
         )
         self.files = AttachmentHandler(

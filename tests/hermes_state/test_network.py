@@ -86,7 +86,7 @@ def test_a_target_can_have_its_own_proxy(is_json: bool) -> None:
         (["http://me:secret-pass@host"], "must be the address of a proxy"),
         ({"telegram": "ftp://me:secret-pass@host"}, "telegram must be the address of a proxy"),
         ({"default": {"web": "http://me:secret-pass@host"}}, "default must be the address of a proxy"),
-        ({"slack": "http://host"}, "'slack' is not one of telegram, discord, model, web, mcp, default"),
+        ({"slack": "http://host"}, "'slack' is not one of telegram, discord, model, web, mcp, webhooks, default"),
         ('{"web": "http://me:secret-pass@host"', "is not a JSON object"),
     ],
 )

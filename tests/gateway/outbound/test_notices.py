@@ -1,5 +1,6 @@
 """Notices about the context window, which the model never reads."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -141,6 +142,19 @@ async def test_a_second_manual_compression_has_the_notice_in_its_reply(talk: Tal
             assert (f"{OFTEN} 2 times" in gateway.adapter.texts()[-1]) is expected
             await say_much(gateway, range(12))
         assert len(notices(gateway, OFTEN)) == 1
+
+
+async def test_a_compression_is_an_event_for_webhooks(talk: Talk) -> None:
+    hook = {"secret": "a-secret-of-twenty-characters", "url": "http://127.0.0.1:9/"}
+    silent = {**hook, "events": ["turn.finished"]}
+    async with talk(count=24, webhooks={"ops": hook, "turns": silent}) as gateway:
+        await gateway.tell("/compress here 2")
+        query = "SELECT payload FROM outbox WHERE dedupe_key LIKE 'hook:%:compression:%' ORDER BY id"
+        [(payload,)] = await gateway.rows(query)
+    event = json.loads(json.loads(payload)["markdown"])
+    assert event["type"] == "compression"
+    assert event["data"]["layer"] == "manual"
+    assert event["data"]["tokens_before"] > 0
 
 
 async def test_the_accuracy_notice_can_be_switched_off(talk: Talk) -> None:

@@ -1,0 +1,34 @@
+"""Events for webhooks, stored in the transaction that caused them. The web chat's adapter sends them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import orjson
+
+from hermes_state import outbox
+from hermes_state.chats import ensure_chat
+from hermes_state.outbox import Reply
+from hermes_state.store.sql import Connection
+from hermes_state.values import ChatId, ChatKey, ChatKind, Millis
+from platforms.settings import HookEvent, HookSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookWriter:
+    """Stores events for the webhooks that want them."""
+
+    hooks: Callable[[], Mapping[str, HookSettings]] = dict
+    note: Callable[[ChatId], None] = lambda _: None
+    """Called with each chat that has an event to deliver, before the transaction ends."""
+
+    def write(self, db: Connection, event: HookEvent, once: str, data: Mapping[str, object], now: Millis) -> None:
+        """Store an event. `once` names the cause of the event, which each webhook gets once."""
+        at = datetime.fromtimestamp(now / 1_000, UTC).isoformat()
+        body = orjson.dumps({"type": event, "timestamp": at, "data": data}).decode()
+        for name, hook in self.hooks().items():
+            if hook.url is not None and event in hook.events:
+                key = ChatKey(platform="webhook", account="local", chat_ref="webhook", thread_ref=name)
+                chat_id = ensure_chat(db, key, ChatKind.DIRECT, None, now)
+                outbox.enqueue(db, Reply(chat_id=chat_id, markdown=body, dedupe_key=f"hook:{name}:{event}:{once}"), now)
+                self.note(chat_id)
