@@ -38,6 +38,8 @@ COMMANDS = {
     "store": ("database", "Copy the database to PostgreSQL or to another file."),
     "cluster": ("cluster", "Show the nodes of a cluster."),
     "config": ("config", "Check and show the configuration."),
+    "chat": ("talk", "Talk to the agent in the terminal."),
+    "send": ("talk", "Send a message to a chat, for scripts."),
     "client": ("client", "Add or revoke tokens for programs that use the API."),
     "pair": ("pair", "Approve or revoke access by pairing code."),
     "trajectories": ("trajectories", "Export, shorten and view conversations as training data."),

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import structlog
+from yarl import URL
 
 from agent.engines.loader import BUILT_IN
 from agent.model.caps import day_start
@@ -35,6 +36,7 @@ from gateway.operator.socket import Handler
 from gateway.operator.spending import money, report, spent_row
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
+from gateway.outbound.scripts import send_to_chat
 from gateway.times import format_time
 from gateway.turns.lanes import LaneRegistry
 from hermes_state.admin import browsers
@@ -80,6 +82,8 @@ class OperatorHandler:
             "pair.approve": self.approve,
             "pair.revoke": self.revoke,
             "client.add": self.add_client,
+            "api.session": self.open_session,
+            "send": self.send,
             "local.url": self.mint_local_url,
             "local.browsers": lambda _: self.store.read(browser_rows, self.clock.now()),
             "local.revoke": self.revoke_browsers,
@@ -178,6 +182,23 @@ class OperatorHandler:
         given = str(args.get("name")), UserRole(args["role"]), str(args["token_hash"])
         await self.store.write(add_client, *given, self.clock.now())
         await self.access.load()
+
+    async def open_session(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the address of the API, and a token of the owner that is valid until the gateway stops."""
+        from platforms.local import LocalAdapter  # only a gateway with a web chat imports it
+
+        served = self.adapters.supervised.get("local")
+        match None if served is None else served.adapter:
+            case LocalAdapter(own_url=URL() as url) as local:
+                return {"host": url.host, "port": url.port, "token": local.access.mint_terminal()}
+        raise CommandError("This gateway does not serve the web chat, which `chat` needs. `status` shows why.")
+
+    async def send(self, args: Mapping[str, Any]) -> None:
+        """Send `text` to `chat` as the bot, or let the agent answer it there if `asks` is set."""
+        given = str(args.get("chat")), str(args.get("text")), bool(args.get("asks"))
+        chat_id = await self.store.write(send_to_chat, *given, self.clock.now())
+        self.delivery.wake(chat_id)
+        self.lanes.wake(chat_id, is_new=True)
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
         """Run the checks that need the running daemon, such as checks of its database, models and systemd sandbox."""

@@ -85,9 +85,14 @@ class LocalAdapter:
     @property
     def url(self) -> str | None:
         """Address of the page without a token, or None while the page is not served."""
-        if self._port is None:
+        if (own := self.own_url) is None:
             return None
-        return str(address(self._settings.host, self._port) if self._public is None else self._public / "")
+        return str(own if self._public is None else self._public / "")
+
+    @property
+    def own_url(self) -> URL | None:
+        """Address of the page on this machine, even if a reverse proxy serves it, or None."""
+        return None if self._port is None else address(self._settings.host, self._port)
 
     async def mint_url(self, person: UserRef = LOCAL_OWNER, name: str = "Owner") -> str | None:
         """Return a link with a new token that signs in one browser of a person, or None if the server is down."""

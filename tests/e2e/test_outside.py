@@ -5,6 +5,7 @@ import base64
 import hmac
 import json
 import re
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -14,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from tests.e2e.protocols import prompt_of
-from tests.e2e.world import World
+from tests.e2e.world import ROOT, World
 from tests.fakes.labkit import Server
 
 MODEL = "hermes"
@@ -298,6 +299,7 @@ async def test_events_go_to_webhooks_until_they_are_accepted(world: World) -> No
         await world.ask("more", "cap|limit")
         await world.say("let me in", chat_id=900)
         await world.until(lambda: len(received) >= 5)
+        assert (await world.command_line("send", "local:webhook/ops", "hi"))[0] == 1, "it is no chat of people"
     for names, body in received:
         own = signed(SECRET, names["webhook-id"], int(names["webhook-timestamp"]), body)
         assert names["webhook-signature"] == own["webhook-signature"]
@@ -311,3 +313,30 @@ async def test_events_go_to_webhooks_until_they_are_accepted(world: World) -> No
     asked = next(event for event in events if event["type"] == "person.requested_access")
     assert asked["data"]["person"] == "telegram:900"
     assert "code" not in asked["data"]
+
+
+async def test_scripts_send_and_the_terminal_talks(outside: Outside) -> None:
+    world = outside.world
+    await world.ask("hello", "hello")
+    code, said = await world.command_line("send", "telegram:42", "the backup is *done*")
+    assert code == 0, said
+    assert await world.replies(1, match="the backup is")
+    assert (await world.command_line("send", "telegram:42", "/new", "--ask"))[0] == 0
+    await world.replies(3)
+    last = prompt_of((await world.asked(2))[1])
+    assert last[-1].text.endswith("/new"), "the text is no command"
+    assert any("the backup is *done*" in one.text for one in last), "the model knows what the script said"
+    code, said = await world.command_line("send", "telegram:99", "hi")
+    assert (code, "There is no chat telegram:99" in said) == (1, True), said
+    await world.script(match="spoken", text="in the terminal", chunk_chars=3, chunk_delay=0.1)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "chat"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=world.gateway.environ,
+        cwd=ROOT,
+    )
+    shown, _ = await asyncio.wait_for(process.communicate(b"spoken word\n/whoami\n"), 30)
+    assert "in the terminal" in shown.decode()
+    assert "local:owner" in shown.decode()
+    assert process.returncode == 0

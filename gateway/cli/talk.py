@@ -1,0 +1,78 @@
+"""`hermes-gateway send | chat`: messages from scripts, and a conversation in the terminal."""
+
+import http.client
+import sys
+from contextlib import closing, suppress
+from typing import Annotated
+
+import orjson
+import typer
+
+from gateway.cli.answers import ask_or_write
+from gateway.cli.output import Json, echo, show
+from gateway.config import process_environment
+from gateway.config.files import find_state
+from gateway.operator.socket import ask
+from gateway.outbound.scripts import send_to_chat
+from hermes_state.errors import CommandError
+from hermes_state.text import printable
+
+
+def send(
+    chat: Annotated[str, typer.Argument(help="Name of a chat, such as telegram:42.")],
+    text: Annotated[str, typer.Argument(help="Text of the message, or - to read it from standard input.")],
+    asks: Annotated[bool, typer.Option("--ask", help="Let the agent answer the text in the chat.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Send a message to a chat as the bot.
+
+    The text is never a command. If the gateway is not running, the message is sent at its next start.
+    """
+    words = sys.stdin.read() if text == "-" else text
+    args = {"chat": chat, "text": words, "asks": asks}
+    ask_or_write("send", args, lambda db, now: send_to_chat(db, chat, words, asks, now))
+    show({"chat": chat}, [f"The message to {chat} is saved."], as_json=as_json)
+
+
+def chat(
+    name: Annotated[str, typer.Argument(help="Name of the conversation.")] = "terminal",
+) -> None:
+    """Talk to the agent in the terminal, as the owner. Commands such as /new work. Ctrl-D ends the conversation.
+
+    The running gateway must serve the web chat. Every name is a conversation, which continues the next time.
+    """
+    session = ask(find_state(process_environment()).control_socket, "api.session")
+    while True:
+        try:
+            text = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            return
+        if text.strip():
+            with suppress(KeyboardInterrupt):  # the answer is still kept in the conversation
+                _print_answer(session["host"], session["port"], session["token"], name, text)
+
+
+def _print_answer(host: str, port: int, token: str, name: str, text: str) -> None:
+    body = orjson.dumps({"messages": [{"role": "user", "content": text}], "stream": True})
+    headers = {"Authorization": f"Bearer {token}", "X-Conversation": name, "Content-Type": "application/json"}
+    with closing(http.client.HTTPConnection(host, port)) as connection:
+        try:
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise CommandError(orjson.loads(answer.read())["error"]["message"])
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    _print_event(orjson.loads(line[6:]))
+        except OSError as error:
+            raise CommandError("The connection to the gateway broke. Its log says why.") from error
+    echo("")
+
+
+def _print_event(event: dict[str, object]) -> None:
+    match event:
+        case {"error": {"message": str(sentence)}}:
+            sys.stdout.write(printable(sentence))
+        case {"choices": [{"delta": {"content": str(piece)}}]}:
+            sys.stdout.write(printable(piece))
+    sys.stdout.flush()

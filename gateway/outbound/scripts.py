@@ -1,0 +1,50 @@
+"""Messages of scripts: a text from the bot to a chat, or a question that the agent answers there."""
+
+import secrets
+
+from hermes_state import inbox, outbox
+from hermes_state.chats import find_chats_named
+from hermes_state.errors import CommandError
+from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
+from hermes_state.outbox import Reply
+from hermes_state.store.locks import EVERYTHING, locks
+from hermes_state.store.sql import Connection
+from hermes_state.values import LOCAL_OWNER, ChatId, InputKind, Millis
+
+SENT_NOTE = "A script sent this message to the chat in your name:\n"
+"""Beginning of the note with which the model learns about the message."""
+
+
+@locks(EVERYTHING)
+def send_to_chat(db: Connection, name: str, text: str, asks: bool, now: Millis) -> ChatId:
+    """Send `text` to the chat called `name` as the bot. If `asks` is set, let the agent answer it there instead.
+
+    Raises `CommandError` if there is no such chat, or no text.
+    """
+    chats = find_chats_named(db, name)
+    if not text.strip():
+        raise CommandError("There is no text to send.")
+    if len(chats) != 1:
+        how = "`hermes-gateway sessions` lists the chats."
+        known = ", ".join(chat.key.name for chat in chats)
+        raise CommandError(f"{name} can be {known}: write one of them." if chats else f"There is no chat {name}. {how}")
+    [chat] = chats
+    once = f"script:{secrets.token_hex(16)}"
+    row = NewInboxRow(
+        platform=chat.key.platform,
+        account=chat.key.account,
+        event_ref=once,
+        chat_id=chat.id,
+        kind=InboxKind.MESSAGE if asks else InboxKind.NOTICE,
+        mode=InboxMode.ALONE if asks else InboxMode.STEER,
+        sender_ref=LOCAL_OWNER,
+        sender_name="Owner",
+        message_ref="",
+        payload=InboxPayload(text=text if asks else SENT_NOTE + text, via=InputKind.CLIENT),
+        expects_more=False,
+        sent_at=now,
+    )
+    inbox.insert(db, row, now)
+    if not asks:
+        outbox.enqueue(db, Reply(chat_id=chat.id, markdown=text, dedupe_key=once), now)
+    return chat.id
