@@ -35,6 +35,7 @@ COMMANDS = {
     "usage": ("lookups", "Show token usage, cost and spending caps."),
     "insights": ("lookups", "Show recent spending by day, chat, model and purpose."),
     "backup": ("database", "Copy the database to a file, even while the gateway runs."),
+    "restore": ("database", "Replace the database with a backup."),
     "store": ("database", "Copy the database to PostgreSQL or to another file."),
     "cluster": ("cluster", "Show the nodes of a cluster."),
     "config": ("config", "Check and show the configuration."),

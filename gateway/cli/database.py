@@ -1,4 +1,4 @@
-"""`hermes-gateway backup | store copy` and `doctor --repair`: copy the database, or rescue a damaged one."""
+"""`hermes-gateway backup | restore | store copy` and `doctor --repair`: copy the database, or rescue a damaged one."""
 
 import os
 import threading
@@ -76,6 +76,27 @@ def _watched(source: Path, target: Path, progress: Progress) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `hermes-gateway backup` wrote.")],
+    as_json: Json = False,
+) -> None:
+    """Replace the database with the backup FILE, while no gateway is running. FILE is not changed.
+
+    The old database stays next to the new one. Exits with code 75 if a gateway is running, or 78 if FILE is not a
+    complete backup of this or an earlier version. Then nothing has changed.
+    """
+    from hermes_state.admin.restore import restore_database
+
+    environ = process_environment()
+    if find_store_url(environ) is not None:
+        raise CommandError("The database is in PostgreSQL. Use pg_restore or psql with a pg_dump backup.")
+    path = locate_home(environ) / "state.db"  # not `find_state`, which refuses a damaged file
+    report = restore_database(path, Path(os.path.abspath(file)))
+    lines = [f"Restored {path} from {file} ({report.bytes / 1e6:.1f} MB)."]
+    lines += [] if report.kept is None else [f"The old database is now {report.kept}."]
+    show(report, [*lines, "Run `hermes-gateway doctor`, then start the gateway."], as_json=as_json)
 
 
 def repair(*, as_json: bool) -> None:

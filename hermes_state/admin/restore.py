@@ -1,0 +1,123 @@
+"""Replace the database with a backup. The old database is kept next to it."""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hermes_state.admin.retention import checkpoint
+from hermes_state.disk import flush
+from hermes_state.engines.sqlite.backup import copy_into
+from hermes_state.engines.sqlite.connections import ensure_private, refuse_network_disk
+from hermes_state.engines.sqlite.file_loss import has_content, leave_marker, side_files
+from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
+from hermes_state.engines.sqlite.offline import find_fault
+from hermes_state.errors import DatabaseRejected, StoreUnavailable
+from hermes_state.store.lock import FileLock
+from hermes_state.store.migrations import newer_version
+from hermes_state.store.sql import scalar
+
+_CHOOSE = "Nothing was changed; choose a file that `hermes-gateway backup` wrote"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreReport:
+    bytes: int
+    kept: str | None
+    """Path of the old database, or None if there was none."""
+
+
+def restore_database(path: Path, backup: Path) -> RestoreReport:
+    """Replace the database at `path` with a copy of `backup`. A kill leaves the old or the new database.
+
+    Raises `LockUnavailable` while a gateway runs, `DatabaseRejected` if the backup cannot be used, and
+    `StoreUnavailable` if the disk fails. Nothing has changed then.
+    """
+    if path.exists() and backup.exists() and path.samefile(backup):
+        raise DatabaseRejected(f"{backup} is the database in use. {_CHOOSE}")
+    check_backup(backup)
+    refuse_network_disk(path)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with FileLock.acquire(path.with_name(path.name + ".lock"), what=f"the database {path}"):
+        real = path.resolve()
+        new = real.with_name(f"{real.stem}-restore.db")
+        for left in (new, *new.parent.glob(f".{new.name}.*")):  # of a restore that was killed
+            left.unlink(missing_ok=True)
+        try:
+            size = _copy(backup, new)
+            kept = _keep(real) if has_content(real) else None
+            ensure_private(new)
+            new.rename(real)
+            flush(real.parent)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreUnavailable(f"{backup} was not restored, and the database is unchanged: {error}") from error
+        finally:
+            new.unlink(missing_ok=True)
+        leave_marker(path)
+        return RestoreReport(bytes=size, kept=None if kept is None else str(kept))
+
+
+def check_backup(backup: Path) -> None:
+    """Raise `DatabaseRejected` if `backup` is cut short, or another program or a newer version wrote it."""
+    try:
+        with backup.open("rb") as file:
+            head, size = file.read(100), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DatabaseRejected(f"{backup} cannot be read: {error.strerror or error}") from error
+    if len(head) < 100 or not head.startswith(b"SQLite format 3\0"):
+        raise DatabaseRejected(f"{backup} is not a database. {_CHOOSE}")
+    page_bytes = int.from_bytes(head[16:18], "big")  # 1 stands for 65,536
+    whole = (65_536 if page_bytes == 1 else page_bytes) * int.from_bytes(head[28:32], "big")
+    if size < whole:
+        raise DatabaseRejected(
+            f"{backup} is cut short: it has {size:,} of {whole:,} bytes. Nothing was changed; copy the backup again"
+        )
+    with _opened(backup) as db:
+        owner, version = scalar(db, int, "PRAGMA application_id"), scalar(db, int, "PRAGMA user_version")
+    if owner != APPLICATION_ID or not version:
+        raise DatabaseRejected(f"{backup} is not a database of hermes-gateway. {_CHOOSE}")
+    if version > newest_schema():
+        raise newer_version(str(backup), version, newest_schema())
+
+
+@contextmanager
+def _opened(backup: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(f"{backup.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
+            yield db
+    except sqlite3.DatabaseError as error:
+        raise DatabaseRejected(
+            f"{backup} cannot be read: {error}. Nothing was changed; choose another backup"
+        ) from error
+
+
+def _copy(backup: Path, new: Path) -> int:
+    """Copy the backup, with a log next to it, and check the copy. Return its size in bytes."""
+    with _opened(backup) as db:
+        size = copy_into(db, new)
+    with _opened(new) as db:
+        if (fault := find_fault(db)) is not None:
+            raise DatabaseRejected(f"{backup}: {fault}. {_CHOOSE}")
+    return size
+
+
+def _keep(path: Path) -> Path:
+    """Give the old database a second name. It keeps its first name until the new database replaces it."""
+    with suppress(StoreUnavailable):  # a damaged database keeps its log
+        checkpoint(path, empties=True)
+    kept = path.with_name(f"{path.stem}-before-restore-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.db")
+    try:
+        os.link(path, kept)
+    except OSError:  # the file system has no hard links
+        shutil.copyfile(path, kept)
+        flush(kept)
+    log, index = side_files(path)
+    if has_content(log):  # it must not be applied to the new database
+        log.rename(side_files(kept)[0])
+    log.unlink(missing_ok=True)
+    index.unlink(missing_ok=True)
+    return kept
