@@ -7,6 +7,7 @@ Exit codes for scripts and systemd: 0 success, 75 token or database in use by an
 import importlib
 import sys
 from collections.abc import Iterable, Iterator
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ COMMANDS = {
     "backup": ("database", "Copy the database to a file, even while the gateway runs."),
     "restore": ("database", "Replace the database with a backup."),
     "store": ("database", "Copy the database to PostgreSQL or to another file."),
+    "import": ("moving", "Import conversations, notes and schedules from another program."),
     "cluster": ("cluster", "Show the nodes of a cluster."),
     "config": ("config", "Check and show the configuration."),
     "chat": ("talk", "Talk to the agent in the terminal."),
@@ -72,7 +74,9 @@ for command, (_, purpose) in COMMANDS.items():
 
 def load_command(name: str) -> Any:  # Any: typer's own copy of click
     """Import a command, or a group of commands, by name."""
-    found = getattr(importlib.import_module(f"gateway.cli.{COMMANDS[name][0]}"), name)
+    found = getattr(
+        importlib.import_module(f"gateway.cli.{COMMANDS[name][0]}"), f"{name}_" if iskeyword(name) else name
+    )
     if isinstance(found, typer.Typer):
         return typer.main.get_group(found)
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

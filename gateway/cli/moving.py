@@ -1,0 +1,84 @@
+"""`hermes-gateway import | export`: move conversations in from another gateway, and write them to a file."""
+
+import asyncio
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agent.memory.notes import MemoryDirectory
+from gateway.cli.answers import configured_database
+from gateway.cli.output import Json, show
+from gateway.config import load_config, process_environment
+from gateway.config.files import prepare_home
+from gateway.moving.conversations import Source
+from gateway.moving.hermes import HermesSource
+from gateway.moving.openclaw import OpenClawSource
+from gateway.moving.run import ImportJob, ImportReport
+from gateway.operator.lookups import find_chat
+from gateway.schedules import schedule_zone
+from hermes_state.chats import ensure_chat
+from hermes_state.engines.opening import open_store
+from hermes_state.redaction import Redactor
+from hermes_state.store.locks import EVERYTHING, locks
+from hermes_state.store.sql import Connection
+from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, SystemClock
+
+_MAIN = ChatKey(platform="local", account="local", chat_ref="main")
+
+
+class Program(StrEnum):
+    HERMES = "hermes"
+    OPENCLAW = "openclaw"
+
+
+def import_(
+    program: Annotated[Program, typer.Argument(help="The other program: hermes-agent or OpenClaw.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Its state directory, such as ~/.hermes.")],
+    chat: Annotated[
+        str, typer.Option(metavar="CHAT", help="Chat that gets the notes, and schedules without a chat.")
+    ] = _MAIN.name,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what an import would bring.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Import conversations, notes, skills, the persona and schedules of another program from DIR.
+
+    DIR is not changed. Stop the gateway first. After an interruption, run the same command again: it imports only what
+    is not here yet. Exits with code 75 if a gateway is running.
+    """
+    loaded = load_config(process_environment())
+    source: Source = HermesSource(folder) if program is Program.HERMES else OpenClawSource(folder)
+    memory = MemoryDirectory(
+        path=loaded.home / "memory", settings=loaded.config.memory, holds_secret=Redactor(loaded.secrets()).knows
+    )
+    zone, is_per_user = schedule_zone(loaded.config), loaded.config.sessions.groups == "per_user"
+    job = ImportJob(source=source, home=loaded.home, notes=memory, zone=zone, is_per_user=is_per_user)
+    now = SystemClock().now()
+    if is_dry:
+        report = asyncio.run(job.run(None, ChatId(0), now))
+    else:
+        prepare_home(loaded.home)
+        report = asyncio.run(_import(job, chat, now))
+    show(report, _report_lines(report, is_dry=is_dry), as_json=as_json)
+
+
+async def _import(job: ImportJob, chat: str, now: Millis) -> ImportReport:
+    async with open_store(*configured_database()) as store:
+        return await job.run(store, await store.write(_target, chat, now), now)
+
+
+@locks(EVERYTHING)
+def _target(db: Connection, name: str, now: Millis) -> ChatId:
+    return ensure_chat(db, _MAIN, ChatKind.LOCAL, None, now) if name == _MAIN.name else find_chat(db, name)
+
+
+def _report_lines(report: ImportReport, *, is_dry: bool) -> Iterator[str]:
+    for kind in {**report.new, **report.known}:
+        known = f" ({report.known[kind]:,} already here)" if report.known[kind] else ""
+        yield f"{'Would import' if is_dry else 'Imported'} {kind}: {report.new[kind]:,}{known}"
+    yield f"Chats: {', '.join(f'{name} ({number:,})' for name, number in report.chats.most_common(20)) or 'none'}"
+    if report.faults:
+        yield f"Left out ({len(report.faults):,}):"
+        yield from (f"- {fault}" for fault in report.faults)
