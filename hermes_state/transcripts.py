@@ -299,15 +299,24 @@ def load_messages(
 
 
 def load_messages_after(
-    db: Connection, lineage_id: LineageId, after: MessageId, limit: int, session_id: SessionId | None = None
+    db: Connection,
+    lineage_id: LineageId,
+    after: MessageId,
+    limit: int,
+    session_id: SessionId | None = None,
+    sender: str | None = None,
 ) -> Transcript:
-    """Load the first `limit` original rows of a conversation or session with ids above `after`, without undone rows."""
+    """Load the first `limit` original rows of a conversation or session with ids above `after`, without undone rows.
+
+    With `sender`, load only what this person wrote.
+    """
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
-    AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
+    AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?) AND (CAST(? AS TEXT) IS NULL OR m.sender_ref = ?)
     AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
       WHERE e.message_id = m.id AND s.lineage_id = m.lineage_id AND e.replacement_id IS NULL)
     ORDER BY m.id LIMIT ?"""
-    return _messages(db.execute(query, (lineage_id, after, session_id, session_id, limit)).fetchall())
+    values = (lineage_id, after, session_id, session_id, sender, sender, limit)
+    return _messages(db.execute(query, values).fetchall())
 
 
 def load_beginning(db: Connection, lineage_id: LineageId, limit: int) -> Transcript:

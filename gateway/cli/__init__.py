@@ -38,6 +38,7 @@ COMMANDS = {
     "backup": ("database", "Copy the database to a file, even while the gateway runs."),
     "restore": ("database", "Replace the database with a backup."),
     "store": ("database", "Copy the database to PostgreSQL or to another file."),
+    "export": ("moving", "Write conversations to a Markdown, JSON lines or HTML file."),
     "import": ("moving", "Import conversations, notes and schedules from another program."),
     "cluster": ("cluster", "Show the nodes of a cluster."),
     "config": ("config", "Check and show the configuration."),

@@ -257,3 +257,11 @@ def look_up(name: str, args: Mapping[str, Any], kind: type[T]) -> list[T]:
 
 def _read(db: Connection, name: str, args: Mapping[str, Any]) -> list[Any]:
     return look_up_at_rest(db, name, args, configured_redactor())
+
+
+def look_up_all(name: str, args: Mapping[str, Any], kind: type[T], key: str) -> Iterator[T]:
+    """Yield all rows of a look-up, read page by page. The next page starts after the `key` of the last row."""
+    after = 0
+    while page := look_up(name, {**args, "after": after}, kind):
+        yield from page
+        after = getattr(page[-1], key)

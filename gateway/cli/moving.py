@@ -1,16 +1,19 @@
 """`hermes-gateway import | export`: move conversations in from another gateway, and write them to a file."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from agent.memory.notes import MemoryDirectory
 from gateway.cli.answers import configured_database
-from gateway.cli.output import Json, show
+from gateway.cli.lookups import Place, look_up_all
+from gateway.cli.output import Json, echo, new_file, show
 from gateway.config import load_config, process_environment
 from gateway.config.files import prepare_home
 from gateway.moving.conversations import Source
@@ -19,12 +22,18 @@ from gateway.moving.openclaw import OpenClawSource
 from gateway.moving.run import ImportJob, ImportReport
 from gateway.operator.lookups import find_chat
 from gateway.schedules import schedule_zone
+from gateway.turns.attachments import open_attachments
+from hermes_state.admin.lineage_queries import FullMessage, StoredConversation, short_key
 from hermes_state.chats import ensure_chat
 from hermes_state.engines.opening import open_store
+from hermes_state.errors import CommandError
+from hermes_state.files import AttachmentFolder
 from hermes_state.redaction import Redactor
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
-from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, SystemClock
+from hermes_state.text import counted
+from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, SessionKind, SystemClock
+from platforms.local.export import FORMATS, ExportedMessage, with_content
 
 _MAIN = ChatKey(platform="local", account="local", chat_ref="main")
 
@@ -82,3 +91,53 @@ def _report_lines(report: ImportReport, *, is_dry: bool) -> Iterator[str]:
     if report.faults:
         yield f"Left out ({len(report.faults):,}):"
         yield from (f"- {fault}" for fault in report.faults)
+
+
+def export(
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="New file that ends with .md, .jsonl or .html.")],
+    place: Place = None,
+    person: Annotated[
+        str | None, typer.Option(metavar="PERSON", help="Only a person's conversations, such as telegram:42.")
+    ] = None,
+    is_forced: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
+) -> None:
+    """Write all conversations, a chat's conversations or a session's conversation to OUT, even while the gateway runs.
+
+    With --person, OUT contains the person's own chats, and from groups only the person's messages. HTML contains the
+    attached files. Undone messages and secrets are left out.
+    """
+    if (form := FORMATS.get(target.suffix[1:].lower())) is None:
+        raise CommandError(f"{target} must end with .md, .jsonl or .html, which selects the format.")
+    files, numbers = open_attachments(load_config(process_environment())) if form.has_files else None, Counter[str]()
+    with new_file(target, is_forced=is_forced) as file:
+        file.write(form.start(place or person or "All conversations").encode())
+        for one in look_up_all("conversations", {"place": place, "person": person}, StoredConversation, "lineage_id"):
+            if one.kind == SessionKind.SUBAGENT:
+                continue
+            chat, writer = one.chat.name, person if one.chat_kind.is_shared else None
+            numbers[chat] += 1
+            file.write(form.part(f"{chat}, conversation {short_key(one.key)}").encode())
+            for message in look_up_all("messages", {"lineage": one.lineage_id, "person": writer}, FullMessage, "id"):
+                exported = _exported(message, chat, numbers[chat], files)
+                file.write(form.message(exported).encode("utf-8", "replace"))
+        file.write(form.end.encode())
+    echo(f"{target}: {counted(numbers.total(), 'conversation')} of {counted(len(numbers), 'chat')}")
+
+
+def _exported(one: FullMessage, chat: str, number: int, files: AttachmentFolder | None) -> ExportedMessage:
+    kept = [(file.name, file.mime, None) if files is None else with_content(files, file) for file in one.files]
+    return ExportedMessage(
+        id=one.id,
+        chat=chat,
+        conversation=number,
+        role=one.role,
+        name=one.sender or one.tool_name,
+        created_at=one.at,
+        text=_text(one.content),
+        calls=[(call["name"], _text(call["arguments"])) for call in one.calls],
+        files=kept,
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,14 +1,18 @@
 """Output of the command line: sentences and tables for people, or one JSON document for programs."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, TypeAlias
 
 import orjson
 import typer
 
 from gateway.times import format_time
+from hermes_state.disk import flush
+from hermes_state.errors import CommandError
 from hermes_state.text import printable
 from hermes_state.values import Millis, Progress
 
@@ -55,6 +59,26 @@ def progress_bar() -> Iterator[Progress]:
             bar.update(_STEPS * min(done, total) // max(1, total) - bar.pos)
 
         yield show_step
+
+
+@contextmanager
+def new_file(path: Path, *, is_forced: bool) -> Iterator[BinaryIO]:
+    """Open a file for writing (mode 0600), which replaces `path` at the end. After an error, `path` is unchanged.
+
+    Raises `CommandError` if the file cannot be written, or if `path` exists and `is_forced` is not set.
+    """
+    if path.exists() and not is_forced:
+        raise CommandError(f"{path} exists. Use --force to overwrite it.")
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            yield file
+        flush(unfinished)
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise CommandError(f"{error.filename or path}: {error.strerror or error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -1,11 +1,10 @@
 """`hermes-gateway trajectories`: export and shorten conversations as training data (see `agent.trajectories`)."""
 
 import asyncio
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -27,8 +26,8 @@ from agent.trajectories import (
 from agent.trajectories.export import replayed, trajectory_line
 from agent.trajectories.files import read_lines
 from gateway.cli.answers import ask_or_read
-from gateway.cli.lookups import Place, look_up
-from gateway.cli.output import Json, echo, show
+from gateway.cli.lookups import Place, look_up_all
+from gateway.cli.output import Json, echo, new_file, show
 from gateway.config import load_config, process_environment
 from gateway.config.settings import Config
 from gateway.models.pricing import cap_limits, price_in
@@ -36,7 +35,6 @@ from gateway.models.routes import capacity_in, route_for
 from gateway.models.selection import make_model
 from gateway.times import parse_time
 from hermes_state.admin.lineage_queries import FullMessage, StoredConversation
-from hermes_state.disk import flush
 from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
 from hermes_state.text import counted, dollars
@@ -50,7 +48,6 @@ trajectories = typer.Typer(
     rich_markup_mode=None,
 )
 
-_Row = TypeVar("_Row")
 _Source = Annotated[
     Path, typer.Argument(metavar="IN", exists=True, dir_okay=False, help="File with one conversation per line.")
 ]
@@ -179,37 +176,20 @@ def export(
     The export contains the original messages, even if they have been compressed. Undone messages and secrets are left
     out.
     """
-    if target.exists() and not is_forced:
-        raise CommandError(f"{target} exists. Use --force to overwrite it.")
     if is_session_only and place is None:
         raise CommandError("--session needs a session id.")
     asked = {"place": place, "since": parse_time(since) if since is not None else 0}
-    unfinished, count = target.with_name(f"{target.name}.unfinished"), 0
-    try:
-        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            found = ask_or_read("tools", {}, list[dict[str, Any]], lambda *_: [], empty=[])
-            tools = {tool["name"]: tool for tool in found}
-            for one in _paged("conversations", asked, StoredConversation, "lineage_id"):
-                session = place if is_session_only else None
-                messages = _paged("messages", {"lineage": one.lineage_id, "place": session}, FullMessage, "id")
-                if (line := trajectory_line(one, messages, tools)) is not None:
-                    file.write(line + b"\n")
-                    count += 1
-        flush(unfinished)
-        os.replace(unfinished, target)
-    except OSError as error:
-        raise CommandError(f"{error.filename or target}: {error.strerror or error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    count = 0
+    with new_file(target, is_forced=is_forced) as file:
+        found = ask_or_read("tools", {}, list[dict[str, Any]], lambda *_: [], empty=[])
+        tools = {tool["name"]: tool for tool in found}
+        for one in look_up_all("conversations", asked, StoredConversation, "lineage_id"):
+            session = place if is_session_only else None
+            messages = look_up_all("messages", {"lineage": one.lineage_id, "place": session}, FullMessage, "id")
+            if (line := trajectory_line(one, messages, tools)) is not None:
+                file.write(line + b"\n")
+                count += 1
     echo(f"{target}: {counted(count, 'conversation')}")
-
-
-def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) -> Iterator[_Row]:
-    """Yield all rows of a look-up, read page by page. The next page starts after the `key` of the last row."""
-    after = 0
-    while page := look_up(request, {**args, "after": after}, kind):
-        yield from page
-        after = getattr(page[-1], key)
 
 
 @trajectories.command("show")

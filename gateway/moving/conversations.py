@@ -41,6 +41,7 @@ Fields: TypeAlias = Mapping[str, Any]
 """Row or JSON object of another program."""
 Row: TypeAlias = tuple[NewMessage, Millis]
 KINDS = {"dm": ChatKind.DIRECT, "direct": ChatKind.DIRECT, "group": ChatKind.GROUP, "thread": ChatKind.THREAD}
+Person: TypeAlias = tuple[str | None, str | None]
 OWNER = (LOCAL_OWNER, "Owner")
 
 
@@ -53,8 +54,8 @@ class ImportedChat:
     key: ChatKey
     kind: ChatKind
     title: str | None = None
-    person: tuple[UserRef, str] = OWNER
-    """Person who is taken as the sender, with their name."""
+    person: tuple[UserRef | None, str | None] = OWNER
+    """Person who wrote all messages, with their name. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,8 @@ class ImportedSchedule:
 
     @property
     def creator(self) -> tuple[UserRef, str]:
-        return OWNER if self.chat is None else self.chat.person
+        who = OWNER if self.chat is None else self.chat.person
+        return OWNER if who[0] is None else (who[0], who[1] or who[0])
 
 
 class Source(Protocol):
@@ -113,22 +115,23 @@ class Source(Protocol):
 
 
 def chat_of(
-    platform: str, chat_ref: str, thread: str, kind: ChatKind, title: str | None, person: str, other: str
+    platform: str, chat_ref: str, kind: ChatKind, *, thread: str, title: str | None, person: Person, other: str
 ) -> ImportedChat:
     """Return the chat on a platform that the gateway has too, otherwise a web chat of the owner.
 
-    `other` tells web chats apart if `chat_ref` is empty. `person` is an id on the platform, or empty if unknown.
+    `person` is the person's id on the platform, and their name. `other` tells web chats apart if `chat_ref` is empty.
     """
     if platform not in ("telegram", "discord") or not chat_ref:
         name = hashlib.sha256("\n".join((platform, chat_ref or other, thread)).encode()).hexdigest()[:8]
         return ImportedChat(
             key=ChatKey(platform="local", account="local", chat_ref=f"chat-{name}"), kind=ChatKind.LOCAL
         )
-    thread = thread if platform == "telegram" else ""
+    thread = thread if platform == "telegram" else ""  # a thread on Discord has an id of its own
     key = ChatKey(platform=platform, account=platform, chat_ref=chat_ref, thread_ref=thread)
-    known = person or (chat_ref if platform == "telegram" and kind is ChatKind.DIRECT else "")
-    who = (UserRef(f"{platform}:{known}"), title or known) if known else OWNER
-    return ImportedChat(key=key, kind=kind, title=title if kind.is_shared else None, person=who)
+    if not person[0] and platform == "telegram" and kind is ChatKind.DIRECT:
+        person = chat_ref, person[1]
+    sender = UserRef(f"{platform}:{person[0]}") if person[0] else None
+    return ImportedChat(key=key, kind=kind, title=title if kind.is_shared else None, person=(sender, person[1]))
 
 
 def message(role: str, content: Any, at: Any, chat: ImportedChat, **given: Any) -> Row:

@@ -103,11 +103,18 @@ def _is_branch(one: Fields, parent: Fields) -> bool:
 
 
 def _chat(one: Fields) -> ImportedChat:
-    origin = json.loads(one.get("origin_json") or "{}")
-    place, kind = str(one.get("chat_id") or ""), KINDS.get(one.get("chat_type") or "", ChatKind.CHANNEL)
-    name = origin.get("user_name") if kind is ChatKind.DIRECT else origin.get("chat_name") or one.get("display_name")
-    thread, person = str(one.get("thread_id") or ""), one.get("user_id") or ""
-    return chat_of(one["source"], place, thread, kind, name, person, one["id"])
+    origin, thread = json.loads(one.get("origin_json") or "{}"), str(one.get("thread_id") or "")
+    kind = KINDS.get(one.get("chat_type") or "", ChatKind.CHANNEL)
+    person = (None, None) if thread and kind.is_shared else (one.get("user_id"), origin.get("user_name"))
+    return chat_of(
+        one["source"],
+        str(one.get("chat_id") or ""),
+        kind,
+        thread=thread,
+        title=origin.get("chat_name") or one.get("display_name"),
+        person=person,  # a thread is shared, so not everything there is from the person who began
+        other=one["id"],
+    )
 
 
 def _millis(seconds: Any) -> Any:
@@ -142,7 +149,8 @@ def _schedule(job: Fields) -> ImportedSchedule:
     platform, place, thread = (*deliver.split(":"), "", "")[:3]
     if place:
         kind = ChatKind.GROUP if place.startswith("-") else ChatKind.DIRECT
-        chat = chat_of(platform, place, thread, kind, origin.get("chat_name"), "", "")
+        person = origin.get("user_id"), origin.get("user_name")
+        chat = chat_of(platform, place, kind, thread=thread, title=origin.get("chat_name"), person=person, other="")
     spec = {"cron": when.get("expr"), "once": when.get("run_at")}.get(when["kind"]) or cron_of(when["minutes"])
     name, is_active = job.get("name") or job["id"], bool(job.get("enabled", True))
     return ImportedSchedule(name=name, chat=chat, spec=spec, zone="", text=job["prompt"], is_active=is_active)

@@ -185,7 +185,7 @@ def _chat(session_id: str, key: str, entry: Fields) -> ImportedChat:
         kind = ChatKind.GROUP if place.startswith("-") else kind
     if platform == "discord" and kind is ChatKind.DIRECT:
         place = ""  # the id of the person, not of the channel
-    return chat_of(platform, place, thread, kind, title, "", key or session_id)
+    return chat_of(platform, place, kind, thread=thread, title=title, person=(None, None), other=key or session_id)
 
 
 def _decompressed(data: bytes) -> bytes:
@@ -203,7 +203,7 @@ def _schedule(job: Fields) -> ImportedSchedule:
     platform, place = str(way.get("channel") or ""), str(way.get("to") or "").rpartition(":")[2]
     if place and platform in ("telegram", "discord"):
         kind = ChatKind.GROUP if place.startswith("-") else ChatKind.DIRECT
-        chat = chat_of(platform, place, "", kind, None, "", "")
+        chat = chat_of(platform, place, kind, thread="", title=None, person=(None, None), other="")
     at = when.get("at") or when.get("atMs")
     at = datetime.fromtimestamp(at / 1_000, UTC).isoformat() if isinstance(at, int | float) else at
     spec = {"cron": when.get("expr"), "at": at}.get(when["kind"]) or cron_of(when["everyMs"] / 60_000)

@@ -10,7 +10,7 @@ from agent.memory.notes import MemoryDirectory
 from agent.memory.sections import PERSONA_FILE
 from agent.tools.schedules.schedule_tool import new_schedule
 from gateway.moving import files
-from gateway.moving.conversations import OWNER, ImportedConversation, Source, load_marks, store_conversation
+from gateway.moving.conversations import ImportedConversation, Source, load_marks, store_conversation
 from hermes_state.errors import ToolError
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
@@ -85,7 +85,7 @@ class ImportJob:
 
     def _placed(self, found: ImportedConversation) -> ImportedConversation:
         chat = found.chat
-        if not (self.is_per_user and chat.kind.is_shared and chat.person != OWNER):
+        if not self.is_per_user or not chat.kind.is_shared or chat.person[0] is None:
             return found
         key = replace(chat.key, user_ref=chat.person[0].partition(":")[2])
         return replace(found, chat=replace(chat, key=key))

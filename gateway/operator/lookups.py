@@ -8,6 +8,7 @@ The daemon runs each request and sends the values to the command line, without s
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
@@ -32,6 +33,7 @@ from hermes_state.admin.lineage_queries import (
 from hermes_state.admin.overview import lacks_ratings
 from hermes_state.admin.why import WhyReport
 from hermes_state.agents import find_agent
+from hermes_state.attachments import MessageFile, load_files
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
@@ -262,38 +264,50 @@ class SessionsRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ConversationsRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for conversations with a lineage id above `after`, optionally in a `place` (chat, session or message)."""
+    """Request for conversations with a lineage id above `after`, optionally in a `place` (chat, session or message).
+
+    With `person` (such as `telegram:42`), only those in which this person wrote.
+    """
 
     place: str | None = None
+    person: str | None = None
     since: int = 0
     after: int = 0
 
     def read(self, db: Connection) -> list[StoredConversation]:
         place = find_place(db, self.place) if self.place is not None else None
-        return load_conversations(db, place, Millis(self.since), LineageId(self.after), PAGE_CONVERSATIONS)
+        return load_conversations(db, place, Millis(self.since), LineageId(self.after), PAGE_CONVERSATIONS, self.person)
 
     def redacted(self, one: StoredConversation, redact: Redact) -> StoredConversation:
         return msgspec.structs.replace(one, system_prompt=one.system_prompt and redact(one.system_prompt))
 
 
 class MessagesRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for a conversation's messages after the message `after`. `place` can limit it to one session."""
+    """Request for a conversation's messages after the message `after`.
+
+    `place` can limit it to one session, and `person` to what one person wrote.
+    """
 
     lineage: int
     after: int = 0
     place: str | None = None
+    person: str | None = None
 
-    def read(self, db: Connection) -> list[tuple[Message, list[int]]]:
+    def read(self, db: Connection) -> list[tuple[Message, list[int], list[MessageFile]]]:
         session = find_place(db, self.place).session if self.place is not None else None
         if self.place is not None and session is None:
             raise CommandError(f"“{self.place}” is not a session.")
         session_id = session.id if session is not None else None
-        rows = load_messages_after(db, LineageId(self.lineage), MessageId(self.after), PAGE_ROWS, session_id)
-        rated = {} if lacks_ratings(db) else ratings.load_values(db, [row.id for row in rows])
-        return [(row, rated.get(row.id, [])) for row in fitting(rows)]
+        after, lineage_id = MessageId(self.after), LineageId(self.lineage)
+        rows = fitting(load_messages_after(db, lineage_id, after, PAGE_ROWS, session_id, self.person))
+        ids, files = [row.id for row in rows], defaultdict[int, list[MessageFile]](list)
+        for file in load_files(db, ids):
+            files[file.message_id].append(file)
+        rated = {} if lacks_ratings(db) else ratings.load_values(db, ids)
+        return [(row, rated.get(row.id, []), files[row.id]) for row in rows]
 
-    def redacted(self, rated: tuple[Message, list[int]], redact: Redact) -> FullMessage:
-        row, values = rated
+    def redacted(self, found: tuple[Message, list[int], list[MessageFile]], redact: Redact) -> FullMessage:
+        row, values, files = found
         text, reasoning = row.text or "", row.body.reasoning
         if row.role is MessageRole.USER:
             text = "\n".join(filter(None, said(row)))
@@ -306,6 +320,8 @@ class MessagesRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_f
             id=row.id,
             role=row.role,
             at=row.created_at,
+            sender=row.sender_name,
+            files=tuple(files),
             content=_value(text, redact) if is_json else redact(text),
             thought=redact(thought.replace("</think>", "")),
             calls=tuple({"name": call.name, "arguments": _value(call.arguments, redact)} for call in row.body.calls),

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from hermes_state.attachments import MessageFile
 from hermes_state.chats import find_chats_named
 from hermes_state.errors import LookupReason, LookupRejected
 from hermes_state.sessions import (
@@ -23,6 +24,7 @@ from hermes_state.transcripts import load_own_rows
 from hermes_state.values import (
     ChatId,
     ChatKey,
+    ChatKind,
     EndReason,
     LineageId,
     MessageId,
@@ -184,6 +186,8 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
 
     lineage_id: LineageId
     key: str
+    chat: ChatKey
+    chat_kind: ChatKind
     parent: str | None
     """For a sub-agent, the key of the calling session."""
     kind: str
@@ -200,6 +204,8 @@ class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
     id: MessageId
     role: MessageRole
     at: Millis
+    sender: str | None = None
+    files: tuple[MessageFile, ...] = ()
     content: Any
     """Text, or the JSON value if a tool's result is an object or a list."""
     thought: str = ""
@@ -213,25 +219,32 @@ class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Purpose: load the lineages with messages since a given time, in one place or in all chats, oldest first.
-_BEGUN = """
-SELECT s.lineage_id, s.key, p.key AS parent, s.kind, s.system_prompt, s.started_at,
+_BEGUN = f"""
+SELECT s.lineage_id, s.key, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind,
+  p.key AS parent, s.kind, s.system_prompt, s.started_at,
   coalesce((SELECT c.model FROM model_calls c WHERE c.lineage_id = s.lineage_id AND c.outcome = 'ok'
     AND c.purpose IN ('turn', 'schedule', 'subagent') ORDER BY c.created_at DESC LIMIT 1), s.model) AS model,
   coalesce((SELECT o.names FROM tool_offers o JOIN sessions f ON f.id = o.session_id
     WHERE f.lineage_id = s.lineage_id ORDER BY f.id LIMIT 1), '[]') AS tools
-FROM sessions s LEFT JOIN sessions p ON p.id = s.parent_session_id AND p.lineage_id <> s.lineage_id
+FROM sessions s JOIN chats c ON c.id = s.chat_id
+LEFT JOIN sessions p ON p.id = s.parent_session_id AND p.lineage_id <> s.lineage_id
 WHERE s.lineage_id > ? AND s.depth = (SELECT min(f.depth) FROM sessions f WHERE f.lineage_id = s.lineage_id)
   AND (CAST(? AS INTEGER) IS NULL OR s.chat_id = ?)
   AND (CAST(? AS INTEGER) IS NULL OR ? IN (s.lineage_id, p.lineage_id))
-  AND EXISTS (SELECT 1 FROM messages m WHERE m.lineage_id = s.lineage_id AND m.seq > 0 AND m.created_at >= ?)
+  AND EXISTS (SELECT 1 FROM messages m WHERE m.lineage_id = s.lineage_id AND m.seq > 0 AND m.created_at >= ?
+    AND (CAST(? AS TEXT) IS NULL OR m.sender_ref = ?))
 ORDER BY s.lineage_id LIMIT ?
 """
 
 
 def load_conversations(
-    db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int
+    db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int, person: str | None = None
 ) -> list[StoredConversation]:
-    """Load at most `limit` conversations, with sub-agents, of `place` (None: all chats) whose ids are above `after`."""
+    """Load at most `limit` conversations, with sub-agents, of `place` (None: all chats) whose ids are above `after`.
+
+    With `person`, load only the conversations in which this person wrote.
+    """
     chat_id = place.chat_id if place is not None else None
     lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
-    return select(db, StoredConversation, _BEGUN, (after, chat_id, chat_id, lineage_id, lineage_id, since, limit))
+    values = (after, chat_id, chat_id, lineage_id, lineage_id, since, person, person, limit)
+    return select(db, StoredConversation, _BEGUN, values)

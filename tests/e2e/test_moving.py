@@ -1,6 +1,7 @@
 """Moving in from hermes-agent and OpenClaw, whose real programs made the state directories."""
 
 import asyncio
+import json
 import os
 import signal
 import sqlite3
@@ -20,7 +21,7 @@ from hermes_state.engines.opening import open_store
 from hermes_state.values import ChatKey, ChatKind, Millis
 from tests.databases import sqlite_only
 from tests.e2e.protocols import conversation_of
-from tests.e2e.world import World
+from tests.e2e.world import GROUP, World
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "moving"
 COUNTS = "SELECT (SELECT count(*) FROM sessions), (SELECT count(*) FROM messages), (SELECT count(*) FROM schedules)"
@@ -170,3 +171,39 @@ def test_a_killed_import_continues(tmp_path: Path, hermes: Path) -> None:
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     again = asyncio.run(run(HermesSource(hermes), tmp_path / "killed"))
     assert again == asyncio.run(run(HermesSource(hermes), tmp_path / "whole"))
+
+
+async def test_conversations_are_exported_while_the_gateway_runs(world: World, tmp_path: Path) -> None:
+    await world.gateway.start()
+    key = "sk-abcdefghij0123456789"
+    await world.ask(f"My key is {key}.", "echo")
+    note = {"media": "document", "file_name": "plan.txt", "mime": "text/plain", "file_b64": "dGhlIHBsYW4="}
+    await world.say("", caption="Read this.", **note)
+    assert await world.replies(1, match="Read this")
+    await world.ask_in_group("@lab_gateway_bot Ann here", "Ann here")
+    await world.ask_in_group("@lab_gateway_bot Bob here", "Bob here", user_id=43)
+
+    async def exported(name: str, *words: str) -> str:
+        code, output = await world.command_line("export", str(tmp_path / name), *words)
+        assert code == 0, output
+        return (tmp_path / name).read_text()
+
+    page = await exported("all.html")
+    assert page.count("<h2>") == 2
+    assert 'download="plan.txt" href="data:application/octet-stream;base64,dGhlIHBsYW4="' in page
+    rows = [json.loads(line) for line in (await exported("ann.jsonl", "--person", "telegram:42")).splitlines()]
+    assert {row["chat"]: [one["name"] for one in rows if one["chat"] == row["chat"]] for row in rows} == {
+        "telegram:42": ["User42", None] * 2,
+        f"telegram:{GROUP}": ["User42"],
+    }
+    text = await exported("group.md", f"telegram:{GROUP}")
+    assert ("Bob here" in text, "My key" in text) == (True, False)
+    assert key not in page + json.dumps(rows)
+    for words, told in (
+        (("all.html",), "Use --force"),
+        (("x.pdf",), "must end with"),
+        (("x.md", "telegram:9"), "No chat"),
+    ):
+        code, output = await world.command_line("export", str(tmp_path / words[0]), *words[1:])
+        assert (code, told in output) == (1, True), output
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("x.")]
