@@ -1,6 +1,7 @@
 """`hermes-gateway import | export`: move conversations in from another gateway, and write them to a file."""
 
 import asyncio
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
@@ -65,11 +66,12 @@ def import_(
     zone, is_per_user = schedule_zone(loaded.config), loaded.config.sessions.groups == "per_user"
     job = ImportJob(source=source, home=loaded.home, notes=memory, zone=zone, is_per_user=is_per_user)
     now = SystemClock().now()
-    if is_dry:
-        report = asyncio.run(job.run(None, ChatId(0), now))
-    else:
+    if not is_dry:
         prepare_home(loaded.home)
-        report = asyncio.run(_import(job, chat, now))
+    try:
+        report = asyncio.run(job.run(None, ChatId(0), now) if is_dry else _import(job, chat, now))
+    except sqlite3.Error as error:  # of the other program's database
+        raise CommandError(f"{folder} cannot be read: {error}. Repair its database first.") from error
     show(report, _report_lines(report, is_dry=is_dry), as_json=as_json)
 
 

@@ -6,10 +6,12 @@ newest view become a session of their own, so that the model sees the newest vie
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -37,29 +39,25 @@ from hermes_state.values import (
     UserRef,
 )
 
+T = TypeVar("T")
 Fields: TypeAlias = Mapping[str, Any]
 """Row or JSON object of another program."""
 Row: TypeAlias = tuple[NewMessage, Millis]
-KINDS = {"dm": ChatKind.DIRECT, "direct": ChatKind.DIRECT, "group": ChatKind.GROUP, "thread": ChatKind.THREAD}
 Person: TypeAlias = tuple[str | None, str | None]
-OWNER = (LOCAL_OWNER, "Owner")
+"""Id on the platform, and name. None: unknown."""
+KINDS = {"dm": ChatKind.DIRECT, **{kind.value: kind for kind in ChatKind if kind is not ChatKind.LOCAL}}
 
 
-class Unreadable(ValueError):
-    """A message, conversation or schedule that cannot be imported. The text says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedChat:
+class ImportedChat(NamedTuple):
     key: ChatKey
     kind: ChatKind
     title: str | None = None
-    person: tuple[UserRef | None, str | None] = OWNER
-    """Person who wrote all messages, with their name. None: unknown."""
+    sender: UserRef | None = LOCAL_OWNER
+    """Person who wrote all messages. None: unknown."""
+    sender_name: str | None = "Owner"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedConversation:
+class ImportedConversation(NamedTuple):
     source_id: str
     """Id that no other conversation of the other program has."""
     chat: ImportedChat
@@ -69,18 +67,13 @@ class ImportedConversation:
     """Messages and summaries, in the order in which the other program wrote them."""
 
     @property
-    def started_at(self) -> Millis:
-        return self.rows[0][1]
-
-    @property
     def mark(self) -> str:
         """End of the key of its first session, by which a second import recognises the conversation."""
         digest = hashlib.sha256(self.source_id.encode("utf-8", "replace")).digest()
         return "".join("0123456789abcdefghjkmnpqrstvwxyz"[byte & 31] for byte in digest[:9])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedSchedule:
+class ImportedSchedule(NamedTuple):
     name: str
     chat: ImportedChat | None
     spec: str
@@ -91,74 +84,94 @@ class ImportedSchedule:
 
     @property
     def creator(self) -> tuple[UserRef, str]:
-        who = OWNER if self.chat is None else self.chat.person
-        return OWNER if who[0] is None else (who[0], who[1] or who[0])
+        if self.chat is None or self.chat.sender is None:
+            return LOCAL_OWNER, "Owner"
+        return self.chat.sender, self.chat.sender_name or self.chat.sender
 
 
-class Source(Protocol):
-    """State directory of another program."""
+class Source(ABC):
+    """State directory of another program. `faults` lists what could not be read; it grows during the reading."""
 
-    faults: list[str]
-    """Sentences about what could not be read. The list grows while the conversations are read."""
+    persona = ""
+    """Text of `SOUL.md`, or an empty string if there is none or it comes with the program."""
 
+    def __init__(self, home: Path) -> None:
+        self.home, self.faults = home, list[str]()
+
+    @abstractmethod
     def conversations(self) -> Iterator[ImportedConversation]:
-        """Yield the conversations that have messages. Those of one chat come oldest first."""
+        """Yield the conversations that have messages."""
 
+    @abstractmethod
     def schedules(self) -> Iterator[ImportedSchedule]: ...
+    @abstractmethod
     def notes(self) -> Mapping[Target, str]: ...
+    @abstractmethod
     def skills(self) -> Iterator[Path]:
         """Yield folders with a `SKILL.md`."""
 
-    @property
-    def persona(self) -> str:
-        """Text of `SOUL.md`, or an empty string if there is none or it comes with the program."""
+    def each(
+        self, kind: str, items: Iterable[Fields], convert: Callable[[Fields], T | None], of: str = ""
+    ) -> Iterator[T]:
+        """Yield converted items, without None. An item that cannot be converted is added to `faults`."""
+        for item in items:
+            try:
+                if (found := convert(item)) is not None:
+                    yield found
+            except (sqlite3.Error, AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+                reason = f"{error}" if isinstance(error, ValueError | sqlite3.Error) else f"unknown form ({error!r})"
+                self.faults.append(f"{kind} {item.get('name') or item.get('id')}{of}: {reason}")
 
 
 def chat_of(
-    platform: str, chat_ref: str, kind: ChatKind, *, thread: str, title: str | None, person: Person, other: str
+    platform: str,
+    chat_ref: str,
+    kind: ChatKind | None = None,
+    *,
+    thread: str = "",
+    title: str | None = None,
+    person: Person = (None, None),
+    other: str = "",
 ) -> ImportedChat:
     """Return the chat on a platform that the gateway has too, otherwise a web chat of the owner.
 
-    `person` is the person's id on the platform, and their name. `other` tells web chats apart if `chat_ref` is empty.
+    Without a `kind`, the id decides. `other` tells web chats apart if `chat_ref` is empty.
     """
     if platform not in ("telegram", "discord") or not chat_ref:
         name = hashlib.sha256("\n".join((platform, chat_ref or other, thread)).encode()).hexdigest()[:8]
-        return ImportedChat(
-            key=ChatKey(platform="local", account="local", chat_ref=f"chat-{name}"), kind=ChatKind.LOCAL
-        )
+        return ImportedChat(ChatKey(platform="local", account="local", chat_ref=f"chat-{name}"), ChatKind.LOCAL)
+    kind = kind or (ChatKind.GROUP if chat_ref.startswith("-") else ChatKind.DIRECT)
     thread = thread if platform == "telegram" else ""  # a thread on Discord has an id of its own
     key = ChatKey(platform=platform, account=platform, chat_ref=chat_ref, thread_ref=thread)
-    if not person[0] and platform == "telegram" and kind is ChatKind.DIRECT:
-        person = chat_ref, person[1]
-    sender = UserRef(f"{platform}:{person[0]}") if person[0] else None
-    return ImportedChat(key=key, kind=kind, title=title if kind.is_shared else None, person=(sender, person[1]))
+    known = person[0] or (chat_ref if platform == "telegram" and kind is ChatKind.DIRECT else None)
+    sender = UserRef(f"{platform}:{known}") if known else None
+    return ImportedChat(key, kind, title if kind.is_shared else None, sender, person[1])
 
 
-def message(role: str, content: Any, at: Any, chat: ImportedChat, **given: Any) -> Row:
-    """Return a row. `content` is a text or a list of parts. Raises `Unreadable` if a value has an unexpected form."""
+def message(
+    role: str, content: Any, at: float, chat: ImportedChat, calls: Iterable[Any] = (), **given: Any
+) -> Row | None:
+    """Return a row, or None if it is empty. `calls` are the id, name and arguments of tool calls."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    try:
-        texts = [part["text"] for part in parts if part["type"] == "text"]
-        text = well_formed("\n\n".join(texts)).strip()
-        images = sum("image" in part["type"] for part in parts)
-        moment = Millis(round(at))
-    except (KeyError, TypeError, OverflowError) as error:
-        raise Unreadable(f"its content or time has an unknown form ({type(error).__name__})") from error
-    body = MessageBody(other_files=("image",) * images, calls=tuple(given.pop("calls", ())))
-    kind = MessageRole(role)
-    origin = Origin.HUMAN if kind is MessageRole.USER else Origin(role)
+    text = well_formed("\n\n".join(part["text"] for part in parts if part["type"] == "text")).strip()
+    images = sum("image" in part["type"] for part in parts)
+    body = MessageBody(other_files=("image",) * images, calls=tuple([_call(*one) for one in calls]))
+    kind, moment = MessageRole(role), Millis(round(at))
+    values = {"origin": Origin.HUMAN, "sender_ref": chat.sender, "sender_name": chat.sender_name}
+    if kind is MessageRole.TOOL and not given.get("tool_call_id"):
+        raise ValueError("a tool's result does not name its call")
     if kind is not MessageRole.TOOL and (summary := unframed(text)) is not None:
-        return NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=summary), moment
-    if kind is MessageRole.USER:
-        given = {"sender_ref": chat.person[0], "sender_name": chat.person[1], "origin": origin} | given
-    return NewMessage(**{"role": kind, "origin": origin, "text": text, "body": body, **given}), moment
+        kind, text, values = MessageRole.USER, summary, {"origin": Origin.SUMMARY}
+    elif kind is not MessageRole.USER:
+        values = {"origin": Origin(role)}
+    if not text and body == EMPTY_BODY and kind is not MessageRole.TOOL:
+        return None  # an answer that contained only reasoning
+    return NewMessage(**{"role": kind, "text": text, "body": body, **values, **given}), moment
 
 
-def call(call_id: object, name: object, arguments: object) -> ToolCall:
+def _call(call_id: str, name: str, arguments: object) -> ToolCall:
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    if not (isinstance(call_id, str) and isinstance(name, str) and call_id and name):
-        raise Unreadable("a tool call has no id or no name")
-    return ToolCall(id=call_id, name=name, arguments=well_formed(text))
+    return msgspec.convert({"id": call_id, "name": name, "arguments": well_formed(text)}, ToolCall)
 
 
 # ---- views
@@ -203,17 +216,17 @@ def store_conversation(db: Connection, found: ImportedConversation, imported: Co
 
     `imported` are the marks of the conversations that come from the same program.
     """
-    chat_id = ensure_chat(db, found.chat.key, found.chat.kind, found.chat.title, found.started_at)
+    started_at = found.rows[0][1]
+    chat_id = ensure_chat(db, found.chat.key, found.chat.kind, found.chat.title, started_at)
     active = load_active(db, chat_id)
-    last = max((at for new, at in found.rows if new.origin is Origin.HUMAN), default=found.started_at)
+    last = max((at for new, at in found.rows if new.origin is Origin.HUMAN), default=started_at)
     is_newest = active is None
     if active is not None and load_session(db, SessionId(active.lineage_id)).key[9:] in imported:
         query = "SELECT coalesce(last_human_at, started_at) <= ? FROM sessions WHERE id = ?"
         is_newest = scalar(db, bool, query, (last, active.id))
-    session = start_session(db, chat_id, found.started_at)
-    key = free_session_key(db, chat_id, found.started_at)[:9] + found.mark
+    session = start_session(db, chat_id, started_at)
+    key = free_session_key(db, chat_id, started_at)[:9] + found.mark
     db.execute("UPDATE sessions SET key = ? WHERE id = ?", (key, session.id))
-    # Answers without text and calls contained only reasoning.
     first, *later = views(
         [row for row in found.rows if row[0].text or row[0].body != EMPTY_BODY or row[0].tool_call_id]
     )

@@ -15,7 +15,7 @@ import msgspec
 from agent.memory.notes import MemoryDirectory, Target, added, entries_in, one_line, read_text
 from agent.memory.skills import SKILL_FILE
 from agent.tools.schedules.schedule_tool import add
-from gateway.moving.conversations import ImportedSchedule, Unreadable
+from gateway.moving.conversations import ImportedSchedule
 from hermes_state.chats import ensure_chat, find_chat
 from hermes_state.errors import CommandError, ToolError
 from hermes_state.store.locks import EVERYTHING, locks
@@ -63,12 +63,12 @@ def skills_in(folder: Path) -> Iterator[Path]:
 
 
 def cron_of(minutes: float) -> str:
-    """Return a cron expression for an interval. Raises `Unreadable` if it does not divide an hour or a day."""
+    """Return a cron expression for an interval. Raises `ValueError` if it does not divide an hour or a day."""
     if minutes >= 1 and 60 % minutes == 0:
         return "0 * * * *" if minutes == 60 else f"*/{minutes:g} * * * *"
     if minutes % 60 == 0 and 1_440 % minutes == 0:
         return "0 0 * * *" if minutes == 1_440 else f"0 */{minutes / 60:g} * * *"
-    raise Unreadable(f"it repeats every {minutes:g} minutes, which no cron expression can say")
+    raise ValueError(f"it repeats every {minutes:g} minutes, which no cron expression can say")
 
 
 def import_note(notes: MemoryDirectory, chat_id: ChatId, target: Target, entry: str) -> bool:

@@ -1,10 +1,8 @@
 """State directory of hermes-agent (versions with `state.db`), or of one of its profiles."""
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from agent.memory.notes import Target
 from gateway.moving.conversations import (
@@ -14,8 +12,7 @@ from gateway.moving.conversations import (
     ImportedConversation,
     ImportedSchedule,
     Row,
-    Unreadable,
-    call,
+    Source,
     chat_of,
     message,
 )
@@ -24,65 +21,48 @@ from hermes_state.text import counted
 from hermes_state.values import ChatKind, Origin
 
 _JSON_PREFIX = "\0json:"
-_INTERNAL = ("cron", "subagent")
 
 
-class HermesSource:
+class HermesSource(Source):
     def __init__(self, home: Path) -> None:
-        self.home, self.faults = home, list[str]()
+        super().__init__(home)
         self._db = read_database(home / "state.db")
+        text = text_of(home / "SOUL.md")
+        is_own = "You are Hermes Agent, " in text[:100] or text.startswith("# Hermes Agent Persona")
+        self.persona = "" if is_own else text
 
     def conversations(self) -> Iterator[ImportedConversation]:
         rows = self._db.execute("SELECT * FROM sessions ORDER BY started_at, id").fetchall()
-        sessions, continued, runs = {row["id"]: row for row in rows}, dict[str, Fields](), 0
-        roots = list[Fields]()
+        sessions, roots, runs = {row["id"]: row for row in rows}, list[Fields](), 0
+        self._continued = dict[str, Fields]()
         for one in rows:
-            parent = sessions.get(one["parent_session_id"])
-            if parent is not None and parent["end_reason"] == "compression" and parent["id"] not in continued:
-                continued[parent["id"]] = one
-            elif one["source"] in _INTERNAL or (parent is not None and not _is_branch(one, parent)):
+            parent = one["parent_session_id"] if one["parent_session_id"] in sessions else None
+            end = sessions[parent]["end_reason"] if parent else None
+            is_branch = end in ("branched", "compression") or "_branched_from" in (one["model_config"] or "")
+            if parent and end == "compression" and parent not in self._continued:
+                self._continued[parent] = one
+            elif one["source"] in ("cron", "subagent") or (parent and not is_branch):
                 runs += 1
             else:
                 roots.append(one)
         if runs:
             self.faults.append(f"{counted(runs, 'run')} of schedules and sub-agents: not a conversation")
-        for root in roots:
-            chain = [root]
-            while (following := continued.get(chain[-1]["id"])) is not None:
-                chain.append(following)
-            try:
-                if (found := self._conversation(chain)).rows:
-                    yield found
-            except (Unreadable, sqlite3.Error, TypeError, ValueError) as error:
-                self.faults.append(f"conversation {chain[0]['id']}: {error}")
+        yield from self.each("conversation", roots, self._conversation)
 
-    def _conversation(self, chain: list[Fields]) -> ImportedConversation:
-        first, last = chain[0], chain[-1]
-        chat = _chat(first)
-        return ImportedConversation(
-            source_id=f"hermes:{first['id']}",
-            chat=chat,
-            title=next((one["title"] for one in reversed(chain) if one["title"]), None),
-            is_open=last["ended_at"] is None or chat.kind is ChatKind.LOCAL,
-            rows=[row for one in chain for row in self._rows(one["id"], chat)],
-        )
-
-    def _rows(self, session_id: str, chat: ImportedChat) -> Iterator[Row]:
-        for row in self._db.execute("SELECT * FROM messages WHERE session_id = ? ORDER BY id", (session_id,)):
-            is_undone = not row.get("active", 1) and not row.get("compacted", 0)
-            if row["role"] not in ("user", "assistant", "tool") or is_undone:
-                continue
-            try:
-                yield _row(row, chat)
-            except (Unreadable, KeyError, TypeError, ValueError) as error:
-                self.faults.append(f"message {row['id']} of conversation {session_id}: {error}")
+    def _conversation(self, first: Fields) -> ImportedConversation | None:
+        chain, chat, rows = [first], _chat(first), list[Row]()
+        while (following := self._continued.get(chain[-1]["id"])) is not None:
+            chain.append(following)
+        for one in chain:
+            found = self._db.execute("SELECT * FROM messages WHERE session_id = ? ORDER BY id", (one["id"],))
+            rows += self.each("message", found, lambda row: _row(row, chat), f" of conversation {one['id']}")
+        title = next((one["title"] for one in reversed(chain) if one["title"]), None)
+        is_open = chain[-1]["ended_at"] is None or chat.kind is ChatKind.LOCAL
+        return ImportedConversation(f"hermes:{first['id']}", chat, title, is_open, rows) if rows else None
 
     def schedules(self) -> Iterator[ImportedSchedule]:
-        for job in read_json(self.home / "cron" / "jobs.json", {}).get("jobs", ()):
-            try:
-                yield _schedule(job)
-            except (Unreadable, KeyError, TypeError, ValueError) as error:
-                self.faults.append(f"schedule {job.get('name')!r}: {error}")
+        jobs = read_json(self.home / "cron" / "jobs.json", {}).get("jobs", ())
+        return self.each("schedule", jobs, _schedule)
 
     def notes(self) -> Mapping[Target, str]:
         folder = self.home / "memories"
@@ -92,65 +72,40 @@ class HermesSource:
         bundled = {line.partition(":")[0] for line in text_of(self.home / "skills" / ".bundled_manifest").splitlines()}
         return (folder for folder in skills_in(self.home / "skills") if folder.name not in bundled)
 
-    @property
-    def persona(self) -> str:
-        text = text_of(self.home / "SOUL.md")
-        return "" if "You are Hermes Agent, " in text[:100] or text.startswith("# Hermes Agent Persona") else text
-
-
-def _is_branch(one: Fields, parent: Fields) -> bool:
-    return parent["end_reason"] in ("branched", "compression") or "_branched_from" in (one["model_config"] or "")
-
 
 def _chat(one: Fields) -> ImportedChat:
     origin, thread = json.loads(one.get("origin_json") or "{}"), str(one.get("thread_id") or "")
     kind = KINDS.get(one.get("chat_type") or "", ChatKind.CHANNEL)
+    # A thread is shared, so not everything in it is from the person who began.
     person = (None, None) if thread and kind.is_shared else (one.get("user_id"), origin.get("user_name"))
-    return chat_of(
-        one["source"],
-        str(one.get("chat_id") or ""),
-        kind,
-        thread=thread,
-        title=origin.get("chat_name") or one.get("display_name"),
-        person=person,  # a thread is shared, so not everything there is from the person who began
-        other=one["id"],
-    )
+    title, place = origin.get("chat_name") or one.get("display_name"), str(one.get("chat_id") or "")
+    return chat_of(one["source"], place, kind, thread=thread, title=title, person=person, other=one["id"])
 
 
-def _millis(seconds: Any) -> Any:
-    return round(float(seconds) * 1_000)
-
-
-def _row(row: Fields, chat: ImportedChat) -> Row:
-    content, given = row["content"], dict[str, Any]()
+def _row(row: Fields, chat: ImportedChat) -> Row | None:
+    is_undone = not row.get("active", 1) and not row.get("compacted", 0)
+    if row["role"] not in ("user", "assistant", "tool") or is_undone:
+        return None
+    content, given = row["content"], dict[str, object]()
     if isinstance(content, str) and content.startswith(_JSON_PREFIX):
         content = json.loads(content.removeprefix(_JSON_PREFIX))
     if row["role"] == "tool":
         given = {"tool_call_id": row["tool_call_id"], "tool_name": row["tool_name"]}
-        if not row["tool_call_id"]:
-            raise Unreadable("a tool's result does not name its call")
     elif row["role"] == "user" and row.get("observed"):
         given = {"origin": Origin.TALK}
-    if row["tool_calls"]:
-        calls = [
-            (one["id"], one["function"]["name"], one["function"]["arguments"]) for one in json.loads(row["tool_calls"])
-        ]
-        given["calls"] = [call(*one) for one in calls]
-    return message(row["role"], content, _millis(row["timestamp"]), chat, **given)
+    made = [(one["id"], one["function"]) for one in json.loads(row["tool_calls"] or "[]")]
+    calls = [(call_id, function["name"], function["arguments"]) for call_id, function in made]
+    return message(row["role"], content, float(row["timestamp"]) * 1_000, chat, calls, **given)
 
 
 def _schedule(job: Fields) -> ImportedSchedule:
-    when, chat = job["schedule"], None
+    when, origin, target = job["schedule"], job.get("origin") or {}, (job.get("deliver") or "").split(",")[0]
     if job.get("script") or job.get("no_agent"):
-        raise Unreadable("it runs a script, which the gateway does not do")
-    origin, deliver = job.get("origin") or {}, (job.get("deliver") or "").split(",")[0]
-    if deliver == "origin" and origin:
-        deliver = ":".join(str(origin.get(part) or "") for part in ("platform", "chat_id", "thread_id"))
-    platform, place, thread = (*deliver.split(":"), "", "")[:3]
-    if place:
-        kind = ChatKind.GROUP if place.startswith("-") else ChatKind.DIRECT
-        person = origin.get("user_id"), origin.get("user_name")
-        chat = chat_of(platform, place, kind, thread=thread, title=origin.get("chat_name"), person=person, other="")
+        raise ValueError("it runs a script, which the gateway does not do")
+    if target == "origin":
+        target = ":".join(str(origin.get(part) or "") for part in ("platform", "chat_id", "thread_id"))
+    platform, place, thread = (*target.split(":"), "", "")[:3]
+    person = origin.get("user_id"), origin.get("user_name")
+    chat = chat_of(platform, place, thread=thread, person=person) if place else None
     spec = {"cron": when.get("expr"), "once": when.get("run_at")}.get(when["kind"]) or cron_of(when["minutes"])
-    name, is_active = job.get("name") or job["id"], bool(job.get("enabled", True))
-    return ImportedSchedule(name=name, chat=chat, spec=spec, zone="", text=job["prompt"], is_active=is_active)
+    return ImportedSchedule(job["name"], chat, spec, "", job["prompt"], bool(job.get("enabled", True)))

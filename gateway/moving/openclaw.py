@@ -1,12 +1,12 @@
 """State directory of OpenClaw: SQLite databases of each agent, or the older JSON lines, and the workspace."""
 
 import json
-import sqlite3
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from agent.memory.notes import Target
 from gateway.moving.conversations import (
@@ -16,8 +16,7 @@ from gateway.moving.conversations import (
     ImportedConversation,
     ImportedSchedule,
     Row,
-    Unreadable,
-    call,
+    Source,
     chat_of,
     message,
 )
@@ -26,192 +25,162 @@ from hermes_state.errors import CommandError
 from hermes_state.text import counted
 from hermes_state.values import ChatKind, Origin
 
-_SESSIONS = """SELECT w.session_id, w.session_key, w.created_at, w.display_name, n.entry_json FROM session_windows w
+_SESSIONS = """SELECT w.session_id AS id, w.session_key AS key, n.entry_json FROM session_windows w
 LEFT JOIN session_nodes n ON n.session_key = w.session_key ORDER BY w.created_at, w.session_id"""
+_EVENTS = "SELECT seq AS id, event_json, event_zstd FROM transcript_events WHERE session_id = ? ORDER BY seq"
 _INTERNAL = {"subagent", "cron", "hook", "acp", "heartbeat"}
-_Session: TypeAlias = tuple[str, str, Fields, Iterable[Fields]]
-"""Id, key and entry of a session, and its events."""
 
 
-class OpenClawSource:
+class OpenClawSource(Source):
     def __init__(self, home: Path) -> None:
-        self.home, self.faults = home, list[str]()
+        super().__init__(home)
+        self._workspace = home / "workspace"
         self._agents = sorted(one for one in (home / "agents").glob("*") if one.is_dir())
         if not self._agents:
             raise CommandError(f"{home} has no folder `agents`. Name the state directory of OpenClaw.")
-        self.workspace = home / "workspace"
+        self.persona = text_of(self._workspace / "SOUL.md")
 
     def conversations(self) -> Iterator[ImportedConversation]:
         runs = 0
-        for session_id, key, entry, events in (one for agent in self._agents for one in self._sessions(agent)):
-            if not _INTERNAL.isdisjoint(key.split(":")):
+        for session in chain.from_iterable(map(self._sessions, self._agents)):
+            if _INTERNAL.isdisjoint(session["key"].split(":")):
+                yield from chain.from_iterable(self.each("conversation", [session], self._conversations))
+            else:
                 runs += 1
-                continue
-            try:
-                chat, title = _chat(session_id, key, entry), entry.get("label") or entry.get("displayName")
-                for number, rows in enumerate(self._windows(session_id, events, chat)):
-                    yield ImportedConversation(
-                        source_id=f"openclaw:{session_id}:{number}", chat=chat, title=title, is_open=True, rows=rows
-                    )
-            except (Unreadable, sqlite3.Error, KeyError, TypeError, ValueError) as error:
-                self.faults.append(f"conversation {session_id}: {error!r}")
         if runs:
             self.faults.append(f"{counted(runs, 'run')} of schedules, sub-agents and webhooks: not a conversation")
 
-    def _sessions(self, agent: Path) -> Iterator[_Session]:
-        database, seen = agent / "agent" / "openclaw-agent.sqlite", set[str]()
+    def _sessions(self, agent: Path) -> Iterator[Fields]:
+        """Yield the id, key and entry of each session, and its events."""
+        database, stored = agent / "agent" / "openclaw-agent.sqlite", set[str]()
         if database.exists():
             db = read_database(database)
             for row in db.execute(_SESSIONS).fetchall():
-                seen.add(row["session_id"])
-                entry = {"displayName": row["display_name"], **json.loads(row["entry_json"] or "{}")}
-                yield row["session_id"], row["session_key"], entry, self._stored(db, row["session_id"])
+                stored.add(row["id"])
+                events = self.each(
+                    "message", db.execute(_EVENTS, (row["id"],)), _event, f" of conversation {row['id']}"
+                )
+                yield row | {"entry": json.loads(row["entry_json"] or "{}"), "events": events}
         entries = read_json(agent / "sessions" / "sessions.json", {})
-        keys = {
-            Path(one.get("sessionFile") or f"{one.get('sessionId')}.jsonl").stem: (key, one)
-            for key, one in entries.items()
-        }
+        files = {Path(one.get("sessionFile") or f"{one['sessionId']}.jsonl").stem: key for key, one in entries.items()}
         for file in sorted((agent / "sessions").glob("*.jsonl")):
-            if file.stem not in seen:
-                key, entry = keys.get(file.stem, ("", {}))
-                yield file.stem, key, entry, self._lines(file)
+            if file.stem not in stored:
+                numbered = enumerate(file.read_bytes().splitlines(), 1)
+                lines = [{"id": number, "event_json": line} for number, line in numbered]
+                events, key = self.each("line", lines, _event, f" of {file}"), files.get(file.stem, "")
+                yield {"id": file.stem, "key": key, "entry": entries.get(key, {}), "events": events}
 
-    def _stored(self, db: sqlite3.Connection, session_id: str) -> Iterator[Fields]:
-        for row in db.execute("SELECT * FROM transcript_events WHERE session_id = ? ORDER BY seq", (session_id,)):
-            text = row["event_json"]
-            if text is None:
-                text = _decompressed(row["event_zstd"])
-            yield from self._event(text, f"message {row['seq']} of conversation {session_id}")
-
-    def _lines(self, file: Path) -> Iterator[Fields]:
-        for number, line in enumerate(file.read_bytes().splitlines(), 1):
-            yield from self._event(line, f"{file} line {number}")
-
-    def _event(self, text: str | bytes, name: str) -> Iterator[Fields]:
-        try:
-            yield json.loads(text)
-        except ValueError as error:
-            self.faults.append(f"{name}: {error}")
-
-    def _windows(self, session_id: str, events: Iterable[Fields], chat: ImportedChat) -> Iterator[list[Row]]:
-        """Yield the rows of each conversation in a session. A reset begins a new one."""
-        rows, positions = list[Row](), dict[str, int]()
-        for event in _branch(events):
-            kind = event.get("type")
-            try:
-                if kind == "message" and event["message"].get("role") in ("user", "assistant", "toolResult"):
-                    positions[event["id"]] = len(rows)
-                    rows.append(_row(event["message"], chat))
-                elif kind == "compaction":
-                    kept = rows[positions.get(event.get("firstKeptEntryId", ""), len(rows)) :]
-                    summary = {"origin": Origin.SUMMARY, "sender_ref": None, "sender_name": None}
-                    rows += [message("user", event["summary"], _millis(event["timestamp"]), chat, **summary), *kept]
-                elif kind == "reset" and rows:
-                    yield rows
-                    rows, positions = [], {}
-            except (Unreadable, KeyError, TypeError, ValueError) as error:
-                self.faults.append(f"message {event.get('id')} of conversation {session_id}: {error}")
-        if rows:
-            yield rows
+    def _conversations(self, session: Fields) -> list[ImportedConversation]:
+        """Return the conversations of a session. A reset begins a new one."""
+        rows, positions, found = list[Row](), dict[str, int](), list[list[Row]]()
+        chat, of = _chat(session), f" of conversation {session['id']}"
+        for event in _branch(session["events"]):
+            if event["type"] == "message":
+                positions[event["id"]] = len(rows)
+                rows += self.each("message", [event], lambda one: _row(one["message"], chat), of)
+            elif event["type"] == "compaction":
+                kept = rows[positions.get(event.get("firstKeptEntryId", ""), len(rows)) :]
+                rows += [*self.each("summary", [event], lambda one: _summary(one, chat), of), *kept]
+            elif event["type"] == "reset":
+                found.append(rows)
+                rows, positions = [], {}
+        title = session["entry"].get("label") or session["entry"].get("displayName")
+        names = ((f"openclaw:{session['id']}:{number}", rows) for number, rows in enumerate([*found, rows]))
+        return [ImportedConversation(name, chat, title, is_open=True, rows=rows) for name, rows in names if rows]
 
     def schedules(self) -> Iterator[ImportedSchedule]:
-        database, jobs = (
-            self.home / "state" / "openclaw.sqlite",
-            read_json(self.home / "cron" / "jobs.json", {}).get("jobs", []),
-        )
+        database = self.home / "state" / "openclaw.sqlite"
+        jobs = read_json(self.home / "cron" / "jobs.json", {}).get("jobs", [])
         if database.exists():
-            jobs = [
-                json.loads(row["job_json"]) for row in read_database(database).execute("SELECT job_json FROM cron_jobs")
-            ]
-        for job in jobs:
-            try:
-                yield _schedule(job)
-            except (Unreadable, KeyError, TypeError, ValueError) as error:
-                self.faults.append(f"schedule {job.get('name')!r}: {error}")
+            rows = read_database(database).execute("SELECT job_json FROM cron_jobs ORDER BY sort_order, job_id")
+            jobs = [json.loads(row["job_json"]) for row in rows]
+        return self.each("schedule", jobs, _schedule)
 
     def notes(self) -> Mapping[Target, str]:
-        return {"memory": text_of(self.workspace / "MEMORY.md"), "user": text_of(self.workspace / "USER.md")}
+        return {"memory": text_of(self._workspace / "MEMORY.md"), "user": text_of(self._workspace / "USER.md")}
 
     def skills(self) -> Iterator[Path]:
-        return chain(skills_in(self.workspace / "skills"), skills_in(self.home / "skills"))
+        return chain(skills_in(self._workspace / "skills"), skills_in(self.home / "skills"))
 
-    @property
-    def persona(self) -> str:
-        return text_of(self.workspace / "SOUL.md")
+
+def _event(row: Fields) -> Fields:
+    event: Fields = json.loads(row["event_json"] or _decompressed(row["event_zstd"]))
+    return event
+
+
+def _decompressed(data: bytes) -> bytes:
+    """Decompress a long message of a newer version. Raises `ValueError` if it is damaged."""
+    if sys.version_info >= (3, 14):
+        from compression.zstd import ZstdDecompressor, ZstdError
+
+        decompressor = ZstdDecompressor()
+    else:
+        from zstandard import ZstdDecompressor, ZstdError  # a dependency of discord.py
+
+        decompressor = ZstdDecompressor().decompressobj()
+    try:
+        return decompressor.decompress(data)
+    except ZstdError as error:
+        raise ValueError(str(error)) from error
 
 
 def _branch(events: Iterable[Fields]) -> list[Fields]:
-    """Return the events of the branch in use, oldest first. The events of the first versions have no ids."""
-    known, path, at = dict[str, Fields](), list[Fields](), None
-    for event in events:
-        path.append(event)
-        if isinstance(event.get("id"), str) and event.get("type") != "session":
-            known[event["id"]] = event
-            at = event.get("targetId") if event["type"] == "leaf" else event["id"]
-    if not known:
-        return path
+    """Return the events of the branch in use, oldest first. The events of the first versions have no parents."""
+    path = [event for event in events if event.get("type") != "session"]
+    known, at = {event.get("id"): event for event in path}, None
+    if not any("parentId" in event for event in path):
+        return [{"id": number, **event} for number, event in enumerate(path)]
+    for event in path:
+        at = event["targetId"] if event["type"] == "leaf" else event["id"]
     path = []
-    while (event := known.pop(str(at), {})) != {}:  # removed, so that a cycle ends
+    while (event := known.pop(at, {})) != {}:  # removed, so that a cycle ends
         path.append(event)
         at = event.get("parentId")
     return path[::-1]
 
 
-def _row(said: Fields, chat: ImportedChat) -> Row:
+def _row(said: Fields, chat: ImportedChat) -> Row | None:
+    if said["role"] not in ("user", "assistant", "toolResult"):
+        return None
     parts = said["content"] if isinstance(said["content"], list) else []
-    calls = [call(part["id"], part["name"], part["arguments"]) for part in parts if part.get("type") == "toolCall"]
-    if said["role"] == "toolResult":
-        names = {"tool_call_id": str(said["toolCallId"]), "tool_name": said.get("toolName")}
-        return message("tool", said["content"], _millis(said["timestamp"]), chat, **names)
-    return message(said["role"], said["content"], _millis(said["timestamp"]), chat, calls=calls)
+    calls = [(part["id"], part["name"], part["arguments"]) for part in parts if part.get("type") == "toolCall"]
+    role, given = said["role"], dict[str, object]()
+    if role == "toolResult":
+        role, given = "tool", {"tool_call_id": said["toolCallId"], "tool_name": said.get("toolName")}
+    return message(role, said["content"], _millis(said["timestamp"]), chat, calls, **given)
+
+
+def _summary(event: Fields, chat: ImportedChat) -> Row | None:
+    at = _millis(event["timestamp"])
+    return message("user", event["summary"], at, chat, origin=Origin.SUMMARY, sender_ref=None, sender_name=None)
 
 
 def _millis(at: Any) -> Any:
     return datetime.fromisoformat(at).timestamp() * 1_000 if isinstance(at, str) else at
 
 
-def _chat(session_id: str, key: str, entry: Fields) -> ImportedChat:
+def _chat(session: Fields) -> ImportedChat:
     """Return the chat in the session's key, such as `agent:main:telegram:group:-100:topic:7`, or in its delivery."""
-    words = key.split(":")[2:]
-    at = next((index for index, word in enumerate(words) if word in KINDS and 0 < index < len(words) - 1), None)
-    title = entry.get("subject") or entry.get("displayName")
-    if at is not None:
-        platform, kind, place = words[0], KINDS[words[at]], words[at + 1]
-        thread = words[at + 3] if words[at + 2 : at + 3] in (["topic"], ["thread"]) and len(words) > at + 3 else ""
-    else:
-        way = entry.get("deliveryContext") or entry.get("delivery") or {}
-        platform, kind, thread = str(way.get("channel") or entry.get("lastChannel") or ""), ChatKind.DIRECT, ""
-        place = str(way.get("to") or entry.get("lastTo") or "").rpartition(":")[2]
-        kind = ChatKind.GROUP if place.startswith("-") else kind
-    if platform == "discord" and kind is ChatKind.DIRECT:
-        place = ""  # the id of the person, not of the channel
-    return chat_of(platform, place, kind, thread=thread, title=title, person=(None, None), other=key or session_id)
-
-
-def _decompressed(data: bytes) -> bytes:
-    try:
-        from compression.zstd import decompress  # type: ignore[import-not-found,unused-ignore]  # Python 3.14
-    except ImportError:
-        from zstandard import ZstdDecompressor  # a dependency of discord.py on older versions
-
-        return ZstdDecompressor().decompressobj().decompress(data)
-    return bytes(decompress(data))
+    entry, words = session["entry"], session["key"].split(":")[2:]
+    title, other = entry.get("subject") or entry.get("displayName"), session["key"] or session["id"]
+    for index, word in enumerate(words[:-1]):
+        if index > 0 and word in KINDS:
+            platform, place, rest = words[0], words[index + 1], words[index + 2 :]
+            if platform == "discord" and KINDS[word] is ChatKind.DIRECT:
+                place = ""  # the id of the person, not of the channel
+            thread = rest[1] if rest[:1] in (["topic"], ["thread"]) and len(rest) > 1 else ""
+            return chat_of(platform, place, KINDS[word], thread=thread, title=title, other=other)
+    way = entry.get("deliveryContext") or entry.get("delivery") or {}
+    platform, place = way.get("channel") or entry.get("lastChannel"), way.get("to") or entry.get("lastTo")
+    return chat_of(str(platform or ""), str(place or "").rpartition(":")[2], other=other)
 
 
 def _schedule(job: Fields) -> ImportedSchedule:
-    when, payload, way, chat = job["schedule"], job["payload"], job.get("delivery") or {}, None
-    platform, place = str(way.get("channel") or ""), str(way.get("to") or "").rpartition(":")[2]
-    if place and platform in ("telegram", "discord"):
-        kind = ChatKind.GROUP if place.startswith("-") else ChatKind.DIRECT
-        chat = chat_of(platform, place, kind, thread="", title=None, person=(None, None), other="")
+    when, payload, way = job["schedule"], job["payload"], job.get("delivery") or {}
+    place = str(way.get("to") or "").rpartition(":")[2]
+    chat = chat_of(way["channel"], place) if place and way.get("channel") in ("telegram", "discord") else None
     at = when.get("at") or when.get("atMs")
     at = datetime.fromtimestamp(at / 1_000, UTC).isoformat() if isinstance(at, int | float) else at
     spec = {"cron": when.get("expr"), "at": at}.get(when["kind"]) or cron_of(when["everyMs"] / 60_000)
-    return ImportedSchedule(
-        name=job.get("name") or job["id"],
-        chat=chat,
-        spec=spec,
-        zone=when.get("tz") or "",
-        text=payload.get("message") or payload["text"],
-        is_active=bool(job.get("enabled", True)),
-    )
+    text = payload.get("message") or payload["text"]
+    return ImportedSchedule(job["name"], chat, spec, when.get("tz") or "", text, bool(job.get("enabled", True)))

@@ -85,7 +85,7 @@ class ImportJob:
 
     def _placed(self, found: ImportedConversation) -> ImportedConversation:
         chat = found.chat
-        if not self.is_per_user or not chat.kind.is_shared or chat.person[0] is None:
+        if not self.is_per_user or not chat.kind.is_shared or chat.sender is None:
             return found
-        key = replace(chat.key, user_ref=chat.person[0].partition(":")[2])
-        return replace(found, chat=replace(chat, key=key))
+        key = replace(chat.key, user_ref=chat.sender.partition(":")[2])
+        return found._replace(chat=chat._replace(key=key))

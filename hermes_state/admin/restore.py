@@ -39,7 +39,6 @@ def restore_database(path: Path, backup: Path) -> RestoreReport:
     """
     if path.exists() and backup.exists() and path.samefile(backup):
         raise DatabaseRejected(f"{backup} is the database in use. {_CHOOSE}")
-    check_backup(backup)
     refuse_network_disk(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with FileLock.acquire(path.with_name(path.name + ".lock"), what=f"the database {path}"):
@@ -61,48 +60,26 @@ def restore_database(path: Path, backup: Path) -> RestoreReport:
         return RestoreReport(bytes=size, kept=None if kept is None else str(kept))
 
 
-def check_backup(backup: Path) -> None:
-    """Raise `DatabaseRejected` if `backup` is cut short, or another program or a newer version wrote it."""
-    try:
-        with backup.open("rb") as file:
-            head, size = file.read(100), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise DatabaseRejected(f"{backup} cannot be read: {error.strerror or error}") from error
-    if len(head) < 100 or not head.startswith(b"SQLite format 3\0"):
-        raise DatabaseRejected(f"{backup} is not a database. {_CHOOSE}")
-    page_bytes = int.from_bytes(head[16:18], "big")  # 1 stands for 65,536
-    whole = (65_536 if page_bytes == 1 else page_bytes) * int.from_bytes(head[28:32], "big")
-    if size < whole:
-        raise DatabaseRejected(
-            f"{backup} is cut short: it has {size:,} of {whole:,} bytes. Nothing was changed; copy the backup again"
-        )
-    with _opened(backup) as db:
-        owner, version = scalar(db, int, "PRAGMA application_id"), scalar(db, int, "PRAGMA user_version")
-    if owner != APPLICATION_ID or not version:
-        raise DatabaseRejected(f"{backup} is not a database of hermes-gateway. {_CHOOSE}")
-    if version > newest_schema():
-        raise newer_version(str(backup), version, newest_schema())
-
-
 @contextmanager
 def _opened(backup: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(f"{backup.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
             yield db
     except sqlite3.DatabaseError as error:
-        raise DatabaseRejected(
-            f"{backup} cannot be read: {error}. Nothing was changed; choose another backup"
-        ) from error
+        raise DatabaseRejected(f"{backup} is missing, cut short or not a database ({error}). {_CHOOSE}") from error
 
 
 def _copy(backup: Path, new: Path) -> int:
-    """Copy the backup, with a log next to it, and check the copy. Return its size in bytes."""
+    """Check the backup, and copy it, with a log next to it. Return the size of the copy in bytes."""
     with _opened(backup) as db:
-        size = copy_into(db, new)
-    with _opened(new) as db:
+        owner, version = scalar(db, int, "PRAGMA application_id"), scalar(db, int, "PRAGMA user_version")
+        if owner != APPLICATION_ID or not version:
+            raise DatabaseRejected(f"{backup} is not a database of hermes-gateway. {_CHOOSE}")
+        if version > newest_schema():
+            raise newer_version(str(backup), version, newest_schema())
         if (fault := find_fault(db)) is not None:
             raise DatabaseRejected(f"{backup}: {fault}. {_CHOOSE}")
-    return size
+        return copy_into(db, new)
 
 
 def _keep(path: Path) -> Path:

@@ -63,7 +63,7 @@ async def test_conversations_of_hermes_agent_are_continued_resumed_searched_and_
         "message 4 of conversation 20260901_090000_aaaa0001: Expecting property name",
         "conversation 20260901_160000_aaaa0006: Expecting property name",
         "a tool's result does not name its call",
-        "schedule 'Odd': it repeats every 45 minutes",
+        "schedule Odd: it repeats every 45 minutes",
     ):
         assert output.count(fault) == 1, (fault, output)
     counts = world.query(COUNTS)
@@ -207,3 +207,23 @@ async def test_conversations_are_exported_while_the_gateway_runs(world: World, t
         code, output = await world.command_line("export", str(tmp_path / words[0]), *words[1:])
         assert (code, told in output) == (1, True), output
     assert not [name for name in os.listdir(tmp_path) if name.startswith("x.")]
+
+
+@sqlite_only
+async def test_a_backup_is_restored_by_one_command(world: World, tmp_path: Path) -> None:
+    copy = str(tmp_path / "today.db")
+    await world.gateway.start(HERMES_ACCESS__ADMINS="telegram:42")
+    await world.converse("The first harbour")
+    assert (await world.command_line("backup", copy))[0] == 0
+    await world.converse("The second harbour")
+    assert (await world.command_line("restore", copy))[0] == 75
+    assert await world.gateway.stop() == 0
+    code, output = await world.command_line("restore", copy)
+    assert code == 0, output
+    assert "The old database is now " in output
+    code, output = await world.command_line("restore", str(tmp_path / "other.db"))
+    assert (code, "other.db is missing" in output) == (78, True)
+    await world.gateway.start()
+    code, output = await world.command_line("search", "harbour")
+    assert ("first harbour" in output, "second harbour" in output) == (True, False)
+    await world.converse("And now?")

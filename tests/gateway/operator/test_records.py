@@ -74,6 +74,6 @@ SECRET = "zq7Kx9Lm2Vt4Wd"
 )
 def test_a_secret_is_removed_in_every_notation(body: MessageBody) -> None:
     row = msgspec.structs.replace(asking_row("", Millis(0)), role=MessageRole.ASSISTANT, text=None, body=body)
-    said = msgspec.json.encode(MessagesRequest(lineage=1).redacted((row, []), Redactor([SECRET]))).decode()
+    said = msgspec.json.encode(MessagesRequest(lineage=1).redacted((row, [], []), Redactor([SECRET]))).decode()
     assert SECRET not in said
     assert "[redacted]" in said
