@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from agent.handoff import Handoff, unframed
-from agent.memory.notes import Target
-from hermes_state.chats import ensure_chat
+from agent.memory.notes import Target, read_text
+from hermes_state.chats import ensure_chat, find_chat
 from hermes_state.compressions import CompressionRow, ContextItem, SplitPlan, split
+from hermes_state.errors import ToolError
 from hermes_state.sessions import end_session, free_session_key, load_active, load_session, set_title, start_session
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, scalar, scalars
@@ -26,6 +27,7 @@ from hermes_state.text import well_formed
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append
 from hermes_state.values import (
     LOCAL_OWNER,
+    ChatId,
     ChatKey,
     ChatKind,
     EndReason,
@@ -109,6 +111,14 @@ class Source(ABC):
     @abstractmethod
     def skills(self) -> Iterator[Path]:
         """Yield folders with a `SKILL.md`."""
+
+    def text(self, *names: str) -> str:
+        """Return the text of a file of the state directory, or an empty string if it is missing or unreadable."""
+        try:
+            return read_text(self.home.joinpath(*names)) or ""
+        except ToolError as error:
+            self.faults.append(str(error))
+            return ""
 
     def each(
         self, kind: str, items: Iterable[Fields], convert: Callable[[Fields], T | None], of: str = ""
@@ -210,6 +220,12 @@ def load_marks(db: Connection) -> set[str]:
     return set(scalars(db, str, "SELECT substr(key, 10) FROM sessions"))
 
 
+def ensure_imported(db: Connection, chat: ImportedChat, now: Millis) -> ChatId:
+    """Return the chat's id. Create the chat if needed, but do not change one that exists."""
+    known = find_chat(db, chat.key)
+    return known.id if known is not None else ensure_chat(db, chat.key, chat.kind, chat.title, now)
+
+
 @locks(EVERYTHING)
 def store_conversation(db: Connection, found: ImportedConversation, imported: Collection[str]) -> None:
     """Store a conversation. It becomes active unless its chat has a newer one, or one of our own.
@@ -217,7 +233,7 @@ def store_conversation(db: Connection, found: ImportedConversation, imported: Co
     `imported` are the marks of the conversations that come from the same program.
     """
     started_at = found.rows[0][1]
-    chat_id = ensure_chat(db, found.chat.key, found.chat.kind, found.chat.title, started_at)
+    chat_id = ensure_imported(db, found.chat, started_at)
     active = load_active(db, chat_id)
     last = max((at for new, at in found.rows if new.origin is Origin.HUMAN), default=started_at)
     is_newest = active is None
@@ -242,6 +258,9 @@ def store_conversation(db: Connection, found: ImportedConversation, imported: Co
     if found.title:
         set_title(db, tip, found.title)
     db.execute("UPDATE sessions SET last_human_at = ? WHERE lineage_id = ?", (last, session.lineage_id))
+    # The web chat marks chats with later answers as unread.
+    newest = "(SELECT max(id) FROM messages WHERE lineage_id = ?)"
+    db.execute(f"UPDATE chats SET read_id = {newest} WHERE id = ?", (session.lineage_id, chat_id))
     if not is_newest or not found.is_open:
         end_session(db, tip, EndReason.FINISHED, last)
     if active is not None and not is_newest:

@@ -6,7 +6,6 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ import msgspec
 from agent.memory.notes import MemoryDirectory, Target, added, entries_in, one_line, read_text
 from agent.memory.skills import SKILL_FILE
 from agent.tools.schedules.schedule_tool import add
-from gateway.moving.conversations import ImportedSchedule
-from hermes_state.chats import ensure_chat, find_chat
+from gateway.moving.conversations import ImportedSchedule, ensure_imported
 from hermes_state.errors import CommandError, ToolError
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, scalar
@@ -47,12 +45,6 @@ def read_json(path: Path, default: Any) -> Any:
         return default
     except (OSError, ValueError) as error:
         raise CommandError(f"{path} cannot be read: {error}. Repair the file, or move it away.") from error
-
-
-def text_of(path: Path) -> str:
-    with suppress(ToolError):
-        return read_text(path) or ""
-    return ""
 
 
 def skills_in(folder: Path) -> Iterator[Path]:
@@ -103,7 +95,7 @@ def import_skill(folder: Path, target: Path) -> bool:
 def import_persona(text: str, path: Path) -> bool:
     """Store the persona. Return False if `path` has it already. Raises `ToolError` if `path` has another one."""
     if path.exists():
-        if text_of(path).strip() != text.strip():
+        if (read_text(path) or "").strip() != text.strip():
             raise ToolError(f"{path} exists and was left alone")
         return False
     part = path.with_name(f".{path.name}.unfinished")
@@ -118,10 +110,8 @@ def store_schedule(db: Connection, new: NewSchedule, found: ImportedSchedule) ->
 
     Raises `ToolError` if the chat has too many schedules.
     """
-    if (chat := found.chat) is not None:
-        known = find_chat(db, chat.key)
-        chat_id = known.id if known is not None else ensure_chat(db, chat.key, chat.kind, None, new.created_at)
-        new = msgspec.structs.replace(new, chat_id=chat_id)
+    if found.chat is not None:
+        new = msgspec.structs.replace(new, chat_id=ensure_imported(db, found.chat, new.created_at))
     same = "chat_id = :chat_id AND spec = :spec AND text = :text"
     values = msgspec.structs.asdict(new)
     if scalar(db, bool, f"SELECT EXISTS (SELECT 1 FROM schedules WHERE {same})", values):

@@ -16,7 +16,7 @@ from gateway.moving.conversations import (
     chat_of,
     message,
 )
-from gateway.moving.files import cron_of, read_database, read_json, skills_in, text_of
+from gateway.moving.files import cron_of, read_database, read_json, skills_in
 from hermes_state.text import counted
 from hermes_state.values import ChatKind, Origin
 
@@ -27,7 +27,7 @@ class HermesSource(Source):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self._db = read_database(home / "state.db")
-        text = text_of(home / "SOUL.md")
+        text = self.text("SOUL.md")
         is_own = "You are Hermes Agent, " in text[:100] or text.startswith("# Hermes Agent Persona")
         self.persona = "" if is_own else text
 
@@ -65,11 +65,10 @@ class HermesSource(Source):
         return self.each("schedule", jobs, _schedule)
 
     def notes(self) -> Mapping[Target, str]:
-        folder = self.home / "memories"
-        return {"memory": text_of(folder / "MEMORY.md"), "user": text_of(folder / "USER.md")}
+        return {"memory": self.text("memories", "MEMORY.md"), "user": self.text("memories", "USER.md")}
 
     def skills(self) -> Iterator[Path]:
-        bundled = {line.partition(":")[0] for line in text_of(self.home / "skills" / ".bundled_manifest").splitlines()}
+        bundled = {line.partition(":")[0] for line in self.text("skills", ".bundled_manifest").splitlines()}
         return (folder for folder in skills_in(self.home / "skills") if folder.name not in bundled)
 
 

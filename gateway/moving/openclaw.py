@@ -20,7 +20,7 @@ from gateway.moving.conversations import (
     chat_of,
     message,
 )
-from gateway.moving.files import cron_of, read_database, read_json, skills_in, text_of
+from gateway.moving.files import cron_of, read_database, read_json, skills_in
 from hermes_state.errors import CommandError
 from hermes_state.text import counted
 from hermes_state.values import ChatKind, Origin
@@ -34,11 +34,10 @@ _INTERNAL = {"subagent", "cron", "hook", "acp", "heartbeat"}
 class OpenClawSource(Source):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
-        self._workspace = home / "workspace"
         self._agents = sorted(one for one in (home / "agents").glob("*") if one.is_dir())
         if not self._agents:
             raise CommandError(f"{home} has no folder `agents`. Name the state directory of OpenClaw.")
-        self.persona = text_of(self._workspace / "SOUL.md")
+        self.persona = self.text("workspace", "SOUL.md")
 
     def conversations(self) -> Iterator[ImportedConversation]:
         runs = 0
@@ -97,10 +96,10 @@ class OpenClawSource(Source):
         return self.each("schedule", jobs, _schedule)
 
     def notes(self) -> Mapping[Target, str]:
-        return {"memory": text_of(self._workspace / "MEMORY.md"), "user": text_of(self._workspace / "USER.md")}
+        return {"memory": self.text("workspace", "MEMORY.md"), "user": self.text("workspace", "USER.md")}
 
     def skills(self) -> Iterator[Path]:
-        return chain(skills_in(self._workspace / "skills"), skills_in(self.home / "skills"))
+        return chain(skills_in(self.home / "workspace" / "skills"), skills_in(self.home / "skills"))
 
 
 def _event(row: Fields) -> Fields:

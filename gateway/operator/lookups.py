@@ -321,7 +321,7 @@ class MessagesRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_f
             role=row.role,
             at=row.created_at,
             sender=row.sender_name,
-            files=tuple(files),
+            files=tuple(msgspec.structs.replace(file, name=redact(file.name)) for file in files),
             content=_value(text, redact) if is_json else redact(text),
             thought=redact(thought.replace("</think>", "")),
             calls=tuple({"name": call.name, "arguments": _value(call.arguments, redact)} for call in row.body.calls),

@@ -12,7 +12,7 @@ from pathlib import Path
 from hermes_state.admin.retention import checkpoint
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.backup import copy_into
-from hermes_state.engines.sqlite.connections import ensure_private, refuse_network_disk
+from hermes_state.engines.sqlite.connections import refuse_network_disk
 from hermes_state.engines.sqlite.file_loss import has_content, leave_marker, side_files
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.offline import find_fault
@@ -48,8 +48,7 @@ def restore_database(path: Path, backup: Path) -> RestoreReport:
             left.unlink(missing_ok=True)
         try:
             size = _copy(backup, new)
-            kept = _keep(real) if has_content(real) else None
-            ensure_private(new)
+            kept = _keep(real)
             new.rename(real)
             flush(real.parent)
         except (OSError, sqlite3.Error) as error:
@@ -82,19 +81,24 @@ def _copy(backup: Path, new: Path) -> int:
         return copy_into(db, new)
 
 
-def _keep(path: Path) -> Path:
-    """Give the old database a second name. It keeps its first name until the new database replaces it."""
-    with suppress(StoreUnavailable):  # a damaged database keeps its log
-        checkpoint(path, empties=True)
+def _keep(path: Path) -> Path | None:
+    """Give the old database a second name, and move its log away. Return the new name, or None if there was nothing.
+
+    The database keeps its first name until the new one replaces it.
+    """
     kept = path.with_name(f"{path.stem}-before-restore-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.db")
-    try:
-        os.link(path, kept)
-    except OSError:  # the file system has no hard links
-        shutil.copyfile(path, kept)
-        flush(kept)
     log, index = side_files(path)
+    was_there = has_content(path) or has_content(log)
+    if has_content(path):
+        with suppress(StoreUnavailable):  # a damaged database keeps its log
+            checkpoint(path, empties=True)
+        try:
+            os.link(path, kept)
+        except OSError:  # the file system has no hard links
+            shutil.copyfile(path, kept)
+            flush(kept)
     if has_content(log):  # it must not be applied to the new database
         log.rename(side_files(kept)[0])
     log.unlink(missing_ok=True)
     index.unlink(missing_ok=True)
-    return kept
+    return kept if was_there else None

@@ -49,6 +49,11 @@ async def test_the_backup_replaces_the_database_and_the_old_one_stays_beside_it(
         with pytest.raises(LockUnavailable):
             restore_database(path, backup)
     assert restore_database(tmp_path / "empty" / "state.db", backup).kept is None
+    (tmp_path / "log").mkdir()
+    shutil.copyfile(tmp_path / "before" / "state.db-wal", tmp_path / "log" / "state.db-wal")
+    kept = restore_database(tmp_path / "log" / "state.db", backup).kept
+    assert sorted(os.listdir(tmp_path / "log")) == [Path(f"{kept}-wal").name, "state.db", "state.db.lock", "state.made"]
+    assert noted(tmp_path / "log" / "state.db") == "new"
 
 
 def killed_at(number: int, path: Path, backup: Path) -> bool:
