@@ -17,10 +17,7 @@ from gateway.cli.lookups import Place, look_up_all
 from gateway.cli.output import Json, echo, new_file, show
 from gateway.config import load_config, process_environment
 from gateway.config.files import prepare_home
-from gateway.moving.conversations import Source
-from gateway.moving.hermes import HermesSource
-from gateway.moving.openclaw import OpenClawSource
-from gateway.moving.run import ImportJob, ImportReport
+from gateway.moving import HermesSource, ImportJob, ImportReport, OpenClawSource
 from gateway.operator.lookups import find_chat
 from gateway.schedules import schedule_zone
 from gateway.turns.attachments import open_attachments
@@ -59,7 +56,7 @@ def import_(
     is not here yet. Exits with code 75 if a gateway is running.
     """
     loaded = load_config(process_environment())
-    source: Source = HermesSource(folder) if program is Program.HERMES else OpenClawSource(folder)
+    source = HermesSource(folder) if program is Program.HERMES else OpenClawSource(folder)
     memory = MemoryDirectory(
         path=loaded.home / "memory", settings=loaded.config.memory, holds_secret=Redactor(loaded.secrets()).knows
     )

@@ -6,14 +6,13 @@ newest view become a session of their own, so that the model sees the newest vie
 """
 
 import hashlib
+import json
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
-
-import msgspec
 
 from agent.handoff import Handoff, unframed
 from agent.memory.notes import Target, read_text
@@ -155,7 +154,11 @@ def chat_of(
     key = ChatKey(platform=platform, account=platform, chat_ref=chat_ref, thread_ref=thread)
     known = person[0] or (chat_ref if platform == "telegram" and kind is ChatKind.DIRECT else None)
     sender = UserRef(f"{platform}:{known}") if known else None
-    return ImportedChat(key, kind, title if kind.is_shared else None, sender, person[1])
+    return ImportedChat(key, kind, _name(title) if kind.is_shared else None, sender, _name(person[1]))
+
+
+def _name(text: object) -> str | None:
+    return well_formed(text) if isinstance(text, str) else None
 
 
 def message(
@@ -167,7 +170,7 @@ def message(
     images = sum("image" in part["type"] for part in parts)
     body = MessageBody(other_files=("image",) * images, calls=tuple([_call(*one) for one in calls]))
     kind, moment = MessageRole(role), Millis(round(at))
-    values = {"origin": Origin.HUMAN, "sender_ref": chat.sender, "sender_name": chat.sender_name}
+    values: dict[str, Any] = {"origin": Origin.HUMAN, "sender_ref": chat.sender, "sender_name": chat.sender_name}
     if kind is MessageRole.TOOL and not given.get("tool_call_id"):
         raise ValueError("a tool's result does not name its call")
     if kind is not MessageRole.TOOL and (summary := unframed(text)) is not None:
@@ -176,12 +179,13 @@ def message(
         values = {"origin": Origin(role)}
     if not text and body == EMPTY_BODY and kind is not MessageRole.TOOL:
         return None  # an answer that contained only reasoning
-    return NewMessage(**{"role": kind, "text": text, "body": body, **values, **given}), moment
+    values |= {name: well_formed(value) if isinstance(value, str) else value for name, value in given.items()}
+    return NewMessage(role=kind, text=text, body=body, **values), moment
 
 
 def _call(call_id: str, name: str, arguments: object) -> ToolCall:
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    return msgspec.convert({"id": call_id, "name": name, "arguments": well_formed(text)}, ToolCall)
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(id=well_formed(call_id), name=well_formed(name), arguments=well_formed(text))
 
 
 # ---- views
@@ -255,8 +259,8 @@ def store_conversation(db: Connection, found: ImportedConversation, imported: Co
         tip, own = _compressed(db, tip, view, before, ids)
     for row in view[own:]:
         append(db, tip, *row)
-    if found.title:
-        set_title(db, tip, found.title)
+    if title := _name(found.title):
+        set_title(db, tip, title)
     db.execute("UPDATE sessions SET last_human_at = ? WHERE lineage_id = ?", (last, session.lineage_id))
     # The web chat marks chats with later answers as unread.
     newest = "(SELECT max(id) FROM messages WHERE lineage_id = ?)"

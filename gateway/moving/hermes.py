@@ -17,7 +17,7 @@ from gateway.moving.conversations import (
     message,
 )
 from gateway.moving.files import cron_of, read_database, read_json, skills_in
-from hermes_state.text import counted
+from hermes_state.text import counted, well_formed
 from hermes_state.values import ChatKind, Origin
 
 _JSON_PREFIX = "\0json:"
@@ -107,4 +107,4 @@ def _schedule(job: Fields) -> ImportedSchedule:
     person = origin.get("user_id"), origin.get("user_name")
     chat = chat_of(platform, place, thread=thread, person=person) if place else None
     spec = {"cron": when.get("expr"), "once": when.get("run_at")}.get(when["kind"]) or cron_of(when["minutes"])
-    return ImportedSchedule(job["name"], chat, spec, "", job["prompt"], bool(job.get("enabled", True)))
+    return ImportedSchedule(job["name"], chat, spec, "", well_formed(job["prompt"]), bool(job.get("enabled", True)))

@@ -22,7 +22,7 @@ from gateway.moving.conversations import (
 )
 from gateway.moving.files import cron_of, read_database, read_json, skills_in
 from hermes_state.errors import CommandError
-from hermes_state.text import counted
+from hermes_state.text import counted, well_formed
 from hermes_state.values import ChatKind, Origin
 
 _SESSIONS = """SELECT w.session_id AS id, w.session_key AS key, n.entry_json FROM session_windows w
@@ -61,7 +61,7 @@ class OpenClawSource(Source):
                 )
                 yield row | {"entry": json.loads(row["entry_json"] or "{}"), "events": events}
         entries = read_json(agent / "sessions" / "sessions.json", {})
-        files = {Path(one.get("sessionFile") or f"{one['sessionId']}.jsonl").stem: key for key, one in entries.items()}
+        files = dict(self.each("session", [{"id": key, "entry": one} for key, one in entries.items()], _file_of))
         for file in sorted((agent / "sessions").glob("*.jsonl")):
             if file.stem not in stored:
                 numbered = enumerate(file.read_bytes().splitlines(), 1)
@@ -100,6 +100,12 @@ class OpenClawSource(Source):
 
     def skills(self) -> Iterator[Path]:
         return chain(skills_in(self.home / "workspace" / "skills"), skills_in(self.home / "skills"))
+
+
+def _file_of(session: Fields) -> tuple[str, str]:
+    """Return the name of the file of a session in `sessions.json`, and the session's key."""
+    entry = session["entry"]
+    return Path(entry.get("sessionFile") or f"{entry['sessionId']}.jsonl").stem, session["id"]
 
 
 def _event(row: Fields) -> Fields:
@@ -181,5 +187,5 @@ def _schedule(job: Fields) -> ImportedSchedule:
     at = when.get("at") or when.get("atMs")
     at = datetime.fromtimestamp(at / 1_000, UTC).isoformat() if isinstance(at, int | float) else at
     spec = {"cron": when.get("expr"), "at": at}.get(when["kind"]) or cron_of(when["everyMs"] / 60_000)
-    text = payload.get("message") or payload["text"]
+    text = well_formed(payload.get("message") or payload["text"])
     return ImportedSchedule(job["name"], chat, spec, when.get("tz") or "", text, bool(job.get("enabled", True)))

@@ -17,7 +17,7 @@ CHATS = {
 }
 
 
-def said(role: str, text: str, **more: object) -> dict[str, Any]:
+def said(role: str, text: object, **more: object) -> dict[str, Any]:
     return {"type": "message", "message": {"role": role, "content": text, "timestamp": 1_000}, **more}
 
 
@@ -58,18 +58,28 @@ def test_a_reset_begins_a_conversation_and_other_branches_are_left_out(tmp_path:
     assert len({one.mark for one in found}) == 2
 
 
-def test_broken_lines_are_listed_and_the_rest_comes(tmp_path: Path) -> None:
-    events = [
-        said("user", "one"),
-        {"type": "message", "message": {"role": "user", "timestamp": 1}},
-        said("user", "two"),
-    ]
+def test_broken_things_are_listed_and_the_rest_comes(tmp_path: Path) -> None:
+    empty = {"type": "message", "message": {"role": "user", "timestamp": 1}}
+    call = [{"type": "toolCall", "id": "c\ud800", "name": "look", "arguments": {"word": "\u00e9\ud800"}}]
+    events = [said("user", "one"), empty, said("assistant", ""), said("user", "two"), said("assistant", call)]
     state = source(tmp_path, {"agent:main:main": events})
-    file = tmp_path / "agents" / "main" / "sessions" / "s0.jsonl"
-    file.write_text(file.read_text() + '\n{"type": "mess')
+    files = tmp_path / "agents" / "main" / "sessions"
+    lines, keys = files / "s0.jsonl", json.loads((files / "sessions.json").read_text())
+    lines.write_text(lines.read_text() + '\n{"type": "mess')
+    (files / "sessions.json").write_text(json.dumps({"agent:main:odd": [], **keys}))
+    (tmp_path / "cron").mkdir()
+    when = {"kind": "cron", "expr": "0 8 * * *"}
+    jobs = [
+        {"name": name, "schedule": when, "payload": {"text": text}} for name, text in (("odd", None), ("even", "go"))
+    ]
+    (tmp_path / "cron" / "jobs.json").write_text(json.dumps({"jobs": jobs}))
     [found] = state.conversations()
-    assert [new.text for new, _ in found.rows] == ["one", "two"]
+    assert [new.text for new, _ in found.rows] == ["one", "two", ""]
+    assert [(one.id, one.arguments) for one in found.rows[2][0].body.calls] == [("c\ufffd", '{"word": "\u00e9\ufffd"}')]
+    assert [one.text for one in state.schedules()] == ["go"]
     assert [fault.partition(":")[0] for fault in state.faults] == [
-        f"line 4 of {file}",
+        "session agent",
+        f"line 6 of {lines}",
         "message 1 of conversation s0",
+        "schedule odd",
     ]
