@@ -93,7 +93,8 @@ def restore(
     if find_store_url(environ) is not None:
         raise CommandError("The database is in PostgreSQL. Use pg_restore or psql with a pg_dump backup.")
     path = locate_home(environ) / "state.db"  # not `find_state`, which refuses a damaged file
-    report = restore_database(path, Path(os.path.abspath(file)))
+    with progress_bar() as progress:
+        report = restore_database(path, Path(os.path.abspath(file)), progress)
     lines = [f"Restored {path} from {file} ({report.bytes / 1e6:.1f} MB)."]
     lines += [] if report.kept is None else [f"The old database is now {report.kept}."]
     show(report, [*lines, "Run `hermes-gateway doctor`, then start the gateway."], as_json=as_json)

@@ -14,7 +14,7 @@ import typer
 from agent.memory.notes import MemoryDirectory
 from gateway.cli.answers import configured_database
 from gateway.cli.lookups import Place, look_up_all
-from gateway.cli.output import Json, echo, new_file, show
+from gateway.cli.output import Json, echo, new_file, progress_bar, show
 from gateway.config import load_config, process_environment
 from gateway.config.files import prepare_home
 from gateway.moving import HermesSource, ImportJob, ImportReport, OpenClawSource
@@ -30,7 +30,7 @@ from hermes_state.redaction import Redactor
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
-from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, SessionKind, SystemClock
+from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, Progress, SessionKind, SystemClock
 from platforms.local.export import FORMATS, ExportedMessage, with_content
 
 _MAIN = ChatKey(platform="local", account="local", chat_ref="main")
@@ -66,15 +66,17 @@ def import_(
     if not is_dry:
         prepare_home(loaded.home)
     try:
-        report = asyncio.run(job.run(None, ChatId(0), now) if is_dry else _import(job, chat, now))
+        with progress_bar() as progress:
+            work = job.run(None, ChatId(0), now, progress) if is_dry else _import(job, chat, now, progress)
+            report = asyncio.run(work)
     except sqlite3.Error as error:  # of the other program's database
         raise CommandError(f"{folder} cannot be read: {error}. Repair its database first.") from error
     show(report, _report_lines(report, is_dry=is_dry), as_json=as_json)
 
 
-async def _import(job: ImportJob, chat: str, now: Millis) -> ImportReport:
+async def _import(job: ImportJob, chat: str, now: Millis, progress: Progress) -> ImportReport:
     async with open_store(*configured_database()) as store:
-        return await job.run(store, await store.write(_target, chat, now), now)
+        return await job.run(store, await store.write(_target, chat, now), now, progress)
 
 
 @locks(EVERYTHING)
@@ -108,9 +110,12 @@ def export(
     if (form := FORMATS.get(target.suffix[1:].lower())) is None:
         raise CommandError(f"{target} must end with .md, .jsonl or .html, which selects the format.")
     files, numbers = open_attachments(load_config(process_environment())) if form.has_files else None, Counter[str]()
-    with new_file(target, is_forced=is_forced) as file:
+    with progress_bar() as progress, new_file(target, is_forced=is_forced) as file:
         file.write(form.start(place or person or "All conversations").encode())
-        for one in look_up_all("conversations", {"place": place, "person": person}, StoredConversation, "lineage_id"):
+        asked = {"place": place, "person": person}
+        found = list(look_up_all("conversations", asked, StoredConversation, "lineage_id"))
+        for done, one in enumerate(found):
+            progress("conversations", done, len(found))
             if one.kind == SessionKind.SUBAGENT:
                 continue
             chat, writer = one.chat.name, person if one.chat_kind.is_shared else None

@@ -93,6 +93,8 @@ class ImportedSchedule(NamedTuple):
 class Source(ABC):
     """State directory of another program. `faults` lists what could not be read; it grows during the reading."""
 
+    total = 0
+    """Number of conversations, known once `conversations` has yielded the first."""
     persona = ""
     """Text of `SOUL.md`, or an empty string if there is none or it comes with the program."""
 

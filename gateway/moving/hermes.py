@@ -47,6 +47,7 @@ class HermesSource(Source):
                 roots.append(one)
         if runs:
             self.faults.append(f"{counted(runs, 'run')} of schedules and sub-agents: not a conversation")
+        self.total = len(roots)
         yield from self.each("conversation", roots, self._conversation)
 
     def _conversation(self, first: Fields) -> ImportedConversation | None:

@@ -1,6 +1,7 @@
 """State directory of OpenClaw: SQLite databases of each agent, or the older JSON lines, and the workspace."""
 
 import json
+import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -41,7 +42,9 @@ class OpenClawSource(Source):
 
     def conversations(self) -> Iterator[ImportedConversation]:
         runs = 0
-        for session in chain.from_iterable(map(self._sessions, self._agents)):
+        sessions = list(chain.from_iterable(map(self._sessions, self._agents)))
+        self.total = len(sessions)
+        for session in sessions:
             if _INTERNAL.isdisjoint(session["key"].split(":")):
                 yield from chain.from_iterable(self.each("conversation", [session], self._conversations))
             else:
@@ -56,18 +59,22 @@ class OpenClawSource(Source):
             db = read_database(database)
             for row in db.execute(_SESSIONS).fetchall():
                 stored.add(row["id"])
-                events = self.each(
-                    "message", db.execute(_EVENTS, (row["id"],)), _event, f" of conversation {row['id']}"
-                )
-                yield row | {"entry": json.loads(row["entry_json"] or "{}"), "events": events}
+                entry = json.loads(row["entry_json"] or "{}")
+                yield row | {"entry": entry, "events": self._stored(db, row["id"])}
         entries = read_json(agent / "sessions" / "sessions.json", {})
         files = dict(self.each("session", [{"id": key, "entry": one} for key, one in entries.items()], _file_of))
         for file in sorted((agent / "sessions").glob("*.jsonl")):
             if file.stem not in stored:
-                numbered = enumerate(file.read_bytes().splitlines(), 1)
-                lines = [{"id": number, "event_json": line} for number, line in numbered]
-                events, key = self.each("line", lines, _event, f" of {file}"), files.get(file.stem, "")
-                yield {"id": file.stem, "key": key, "entry": entries.get(key, {}), "events": events}
+                key = files.get(file.stem, "")
+                yield {"id": file.stem, "key": key, "entry": entries.get(key, {}), "events": self._lines(file)}
+
+    def _stored(self, db: sqlite3.Connection, session_id: str) -> Iterator[Fields]:
+        yield from self.each("message", db.execute(_EVENTS, (session_id,)), _event, f" of conversation {session_id}")
+
+    def _lines(self, file: Path) -> Iterator[Fields]:
+        numbered = enumerate(file.read_bytes().splitlines(), 1)
+        rows = [{"id": number, "event_json": line} for number, line in numbered]
+        yield from self.each("line", rows, _event, f" of {file}")
 
     def _conversations(self, session: Fields) -> list[ImportedConversation]:
         """Return the conversations of a session. A reset begins a new one."""

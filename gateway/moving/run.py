@@ -10,11 +10,11 @@ from agent.memory.notes import MemoryDirectory
 from agent.memory.sections import PERSONA_FILE
 from agent.tools.schedules.schedule_tool import new_schedule
 from gateway.moving import files
-from gateway.moving.conversations import ImportedConversation, Source, load_marks, store_conversation
+from gateway.moving.conversations import ImportedChat, ImportedConversation, Source, load_marks, store_conversation
 from hermes_state.errors import ToolError
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
-from hermes_state.values import ChatId, Millis
+from hermes_state.values import ChatId, Millis, Progress
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,9 @@ class ImportJob:
     is_per_user: bool
     """True if each person in a group has conversations of their own."""
 
-    async def run(self, store: Store | None, chat_id: ChatId, now: Millis) -> ImportReport:
+    async def run(
+        self, store: Store | None, chat_id: ChatId, now: Millis, progress: Progress = lambda *_: None
+    ) -> ImportReport:
         """Import everything that is not here yet. Without a `store`, only count what the other program has.
 
         `chat_id` gets the notes, and the schedules that name no chat. A kill leaves only whole conversations, notes,
@@ -58,6 +60,7 @@ class ImportJob:
             report.count("conversations", is_new=is_new)
             report.count("messages", len(found.rows), is_new=is_new)
             report.chats[found.chat.key.name] += 1
+            progress("conversations", report.chats.total(), source.total)
         for kind, name, step in self._files(chat_id):
             try:
                 report.count(kind, is_new=store is None or step())
@@ -88,4 +91,4 @@ class ImportJob:
         if not self.is_per_user or not chat.kind.is_shared or chat.sender is None:
             return found
         key = replace(chat.key, user_ref=chat.sender.partition(":")[2])
-        return found._replace(chat=chat._replace(key=key))
+        return ImportedConversation(found.source_id, ImportedChat(key, *chat[1:]), *found[2:])

@@ -20,6 +20,7 @@ from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.store.lock import FileLock
 from hermes_state.store.migrations import newer_version
 from hermes_state.store.sql import scalar
+from hermes_state.values import Progress
 
 _CHOOSE = "Nothing was changed; choose a file that `hermes-gateway backup` wrote"
 
@@ -31,7 +32,7 @@ class RestoreReport:
     """Path of the old database, or None if there was none."""
 
 
-def restore_database(path: Path, backup: Path) -> RestoreReport:
+def restore_database(path: Path, backup: Path, progress: Progress = lambda *_: None) -> RestoreReport:
     """Replace the database at `path` with a copy of `backup`. A kill leaves the old or the new database.
 
     Raises `LockUnavailable` while a gateway runs, `DatabaseRejected` if the backup cannot be used, and
@@ -47,7 +48,7 @@ def restore_database(path: Path, backup: Path) -> RestoreReport:
         for left in (new, *new.parent.glob(f".{new.name}.*")):  # of a restore that was killed
             left.unlink(missing_ok=True)
         try:
-            size = _copy(backup, new)
+            size = _copy(backup, new, progress)
             kept = _keep(real)
             new.rename(real)
             flush(real.parent)
@@ -68,7 +69,7 @@ def _opened(backup: Path) -> Iterator[sqlite3.Connection]:
         raise DatabaseRejected(f"{backup} is missing, cut short or not a database ({error}). {_CHOOSE}") from error
 
 
-def _copy(backup: Path, new: Path) -> int:
+def _copy(backup: Path, new: Path, progress: Progress) -> int:
     """Check the backup, and copy it, with a log next to it. Return the size of the copy in bytes."""
     with _opened(backup) as db:
         owner, version = scalar(db, int, "PRAGMA application_id"), scalar(db, int, "PRAGMA user_version")
@@ -78,7 +79,7 @@ def _copy(backup: Path, new: Path) -> int:
             raise newer_version(str(backup), version, newest_schema())
         if (fault := find_fault(db)) is not None:
             raise DatabaseRejected(f"{backup}: {fault}. {_CHOOSE}")
-        return copy_into(db, new)
+        return copy_into(db, new, progress=progress)
 
 
 def _keep(path: Path) -> Path | None:

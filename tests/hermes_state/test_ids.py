@@ -23,6 +23,7 @@ ALLOWED: Mapping[str, tuple[int, str]] = {
     "agent/tools/files/send_file.py": (1, ONE_CHAT),
     "gateway/commands/turns.py": (3, ONE_CHAT),
     "gateway/turns/bursts.py": (2, ONE_CHAT),
+    "gateway/moving/conversations.py": (1, ONE_CHAT),
     "hermes_state/admin/lineage_queries.py": (1, "pages of one run: what begins meanwhile is the next one's, by time"),
     "hermes_state/admin/copy.py": (1, "a database that nobody else has open"),
     "hermes_state/admin/repair.py": (1, "a file at rest"),
