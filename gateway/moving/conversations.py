@@ -204,7 +204,7 @@ def views(rows: Sequence[Row]) -> list[Sequence[Row]]:
     found, start, marks = list[Sequence[Row]](), 0, [_mark(row) for row in rows]
     for index, (new, _) in enumerate(rows):
         if new.origin is Origin.SUMMARY:
-            sizes = range(min(index - start, index // 2), 0, -1)
+            sizes = range(min(index - start, index // 2), 1, -1)  # one equal row can be a coincidence
             end = index - next((size for size in sizes if marks[index - size : index] == marks[:size]), 0)
             found.append(rows[start:end])
             start = end

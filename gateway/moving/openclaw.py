@@ -78,18 +78,20 @@ class OpenClawSource(Source):
 
     def _conversations(self, session: Fields) -> list[ImportedConversation]:
         """Return the conversations of a session. A reset begins a new one."""
-        rows, positions, found = list[Row](), dict[str, int](), list[list[Row]]()
+        rows, view, found = list[Row](), list[tuple[str, Row]](), list[list[Row]]()
         chat, of = _chat(session), f" of conversation {session['id']}"
         for event in _branch(session["events"]):
             if event["type"] == "message":
-                positions[event["id"]] = len(rows)
-                rows += self.each("message", [event], lambda one: _row(one["message"], chat), of)
+                new = list(self.each("message", [event], lambda one: _row(one["message"], chat), of))
+                rows += new
+                view += [(event["id"], row) for row in new]
             elif event["type"] == "compaction":
-                kept = rows[positions.get(event.get("firstKeptEntryId", ""), len(rows)) :]
-                rows += [*self.each("summary", [event], lambda one: _summary(one, chat), of), *kept]
+                first = next((at for at, (name, _) in enumerate(view) if name == event.get("firstKeptEntryId")), None)
+                view = [] if first is None else view[first:]
+                rows += [*self.each("summary", [event], lambda one: _summary(one, chat), of), *(row for _, row in view)]
             elif event["type"] == "reset":
                 found.append(rows)
-                rows, positions = [], {}
+                rows, view = [], []
         title = session["entry"].get("label") or session["entry"].get("displayName")
         names = ((f"openclaw:{session['id']}:{number}", rows) for number, rows in enumerate([*found, rows]))
         return [ImportedConversation(name, chat, title, is_open=True, rows=rows) for name, rows in names if rows]

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gateway.moving.conversations import store_conversation, views
 from gateway.moving.openclaw import OpenClawSource
+from hermes_state.store.sql import scalars
+from hermes_state.transcripts import load_view
+from hermes_state.values import LineageId
+from tests.databases import open_store
+from tests.hermes_state.helpers import closed_after
 
 CHATS = {
     "agent:main:telegram:group:-100:topic:7": "telegram:-100/7",
@@ -56,6 +62,36 @@ def test_a_reset_begins_a_conversation_and_other_branches_are_left_out(tmp_path:
     found = list(state.conversations())
     assert [[new.text for new, _ in one.rows] for one in found] == [["one", "answer"], ["two"]]
     assert len({one.mark for one in found}) == 2
+
+
+async def test_a_row_kept_by_two_compactions_is_stored_once(tmp_path: Path) -> None:
+    def compaction(name: str, parent: str, kept: str) -> dict[str, object]:
+        at = {"timestamp": "2026-03-01T00:00:00Z", "firstKeptEntryId": kept}
+        return {"type": "compaction", "id": name, "parentId": parent, "summary": f"## Goal {name}", **at}
+
+    events = [
+        said("user", "hi", id="a", parentId=None),
+        said("assistant", "1", id="b", parentId="a"),
+        said("user", "2", id="c", parentId="b"),
+        compaction("d", "c", "b"),
+        said("assistant", "hi", id="e", parentId="d"),
+        said("user", "hi", id="f", parentId="e"),
+        compaction("g", "f", "c"),
+        said("user", "4", id="h", parentId="g"),
+    ]
+    [found] = source(tmp_path, {"agent:main:main": events}).conversations()
+    assert [[new.text for new, _ in view] for view in views(found.rows)] == [
+        ["hi", "1", "2"],
+        ["## Goal d", "1", "2", "hi", "hi"],
+        ["## Goal g", "2", "hi", "hi", "4"],
+    ]
+    async with closed_after(open_store(tmp_path / "home" / "state.db")) as store:
+        await store.write(store_conversation, found, set())
+        said_query = "SELECT text FROM messages WHERE seq > 0 ORDER BY id"
+        assert await store.read(lambda db: scalars(db, str, said_query)) == ["hi", "1", "2", "hi", "hi", "4"]
+        view = (await store.read(load_view, LineageId(1))).transcript
+    assert [(row.text or "").partition("\n")[0] for row in view] == ["## Goal g", "2", "hi", "hi", "4"]
+    assert "[Stands for 2 messages, m1 to m2." in (view[0].text or "")
 
 
 def test_broken_things_are_listed_and_the_rest_comes(tmp_path: Path) -> None:
