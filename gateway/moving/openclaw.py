@@ -4,6 +4,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -56,11 +57,14 @@ class OpenClawSource(Source):
         """Yield the id, key and entry of each session, and its events."""
         database, stored = agent / "agent" / "openclaw-agent.sqlite", set[str]()
         if database.exists():
-            db = read_database(database)
+            db, archived = read_database(database), set[str]()
+            with suppress(sqlite3.OperationalError):  # an older version without archives
+                archived = {row["session_id"] for row in db.execute("SELECT * FROM session_transcript_cold_archives")}
             for row in db.execute(_SESSIONS).fetchall():
                 stored.add(row["id"])
                 entry = json.loads(row["entry_json"] or "{}")
-                yield row | {"entry": entry, "events": self._stored(db, row["id"])}
+                found = {"entry": entry, "is_archived": row["id"] in archived}
+                yield row | found | {"events": self._stored(db, row["id"])}
         entries = read_json(agent / "sessions" / "sessions.json", {})
         files = dict(self.each("session", [{"id": key, "entry": one} for key, one in entries.items()], _file_of))
         for file in sorted((agent / "sessions").glob("*.jsonl")):
@@ -92,6 +96,8 @@ class OpenClawSource(Source):
             elif event["type"] == "reset":
                 found.append(rows)
                 rows, view = [], []
+        if session.get("is_archived") and not rows:
+            raise ValueError("OpenClaw has moved its messages to a compressed archive")
         title = session["entry"].get("label") or session["entry"].get("displayName")
         names = ((f"openclaw:{session['id']}:{number}", rows) for number, rows in enumerate([*found, rows]))
         return [ImportedConversation(name, chat, title, is_open=True, rows=rows) for name, rows in names if rows]

@@ -2,7 +2,10 @@
 
 import json
 import re
+import sqlite3
+import tarfile
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,24 @@ async def test_a_row_kept_by_two_compactions_is_stored_once(tmp_path: Path) -> N
         view = (await store.read(load_view, LineageId(1))).transcript
     assert [(row.text or "").partition("\n")[0] for row in view] == ["## Goal g", "2", "hi", "hi", "4"]
     assert "[Stands for 2 messages, m1 to m2." in (view[0].text or "")
+
+
+def test_archived_sessions_are_listed(tmp_path: Path) -> None:
+    with tarfile.open(Path(__file__).parents[2] / "fixtures" / "moving" / "openclaw-2026.9.6.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    with closing(sqlite3.connect(tmp_path / "agents" / "main" / "agent" / "openclaw-agent.sqlite")) as db, db:
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+            db.execute(f'DROP TRIGGER "{name}"')
+        [(session_id,)] = db.execute("SELECT session_id FROM session_windows WHERE display_name = 'Chess club'")
+        db.execute("DELETE FROM transcript_events WHERE session_id = ?", (session_id,))
+        needed = [row[1] for row in db.execute("PRAGMA table_info(session_transcript_cold_archives)") if row[3]]
+        values = [session_id if name == "session_id" else 1 for name in needed]
+        marks = ", ".join("?" * len(needed))
+        db.execute(f"INSERT INTO session_transcript_cold_archives ({', '.join(needed)}) VALUES ({marks})", values)
+    state = OpenClawSource(tmp_path)
+    assert [one.title for one in state.conversations()] == ["Trip to Rome", None]
+    assert state.faults == [f"conversation {session_id}: OpenClaw has moved its messages to a compressed archive"]
 
 
 def test_broken_things_are_listed_and_the_rest_comes(tmp_path: Path) -> None:
