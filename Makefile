@@ -84,7 +84,7 @@ STORE_ON_POSTGRES := tests/hermes_state --ignore=tests/hermes_state/engines \
 GATEWAY_ON_POSTGRES := tests/gateway/turns/test_lanes.py tests/gateway/turns/test_statements.py \
 	tests/gateway/operator/test_spending.py tests/e2e
 
-PLAIN := not browser and not cluster and not crash and not months and not proxies
+PLAIN := not browser and not cluster and not crash and not mcp and not months and not proxies
 
 # Five workers even on two processors, because tests spend half of their time waiting.
 test: setup ## run every test that needs no browser; ARGS="-k name" selects some
@@ -115,6 +115,18 @@ test-cluster-all: setup ## run all gateway and end-to-end tests on PostgreSQL; t
 	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 5 --dist worksteal \
 		-m "$(PLAIN)" \
 		tests/gateway tests/platforms/local tests/e2e $(ARGS)
+
+MCP_SERVERS := @modelcontextprotocol/server-everything @modelcontextprotocol/server-filesystem \
+	@modelcontextprotocol/server-memory
+build/mcp/.made:
+	@command -v npm >/dev/null || { echo "npm is needed; on Debian: apt install npm" >&2; exit 1; }
+	@$(PYTHON) -m venv build/mcp/venv && build/mcp/venv/bin/pip install -q mcp-server-time mcp-server-git mcp-server-fetch
+	@$(PYTHON) -m venv build/mcp/old && build/mcp/old/bin/pip install -q mcp-server-sqlite 'mcp<2'
+	@npm install --silent --no-audit --no-fund --prefix build/mcp $(MCP_SERVERS)
+	@touch $@
+
+test-mcp: setup build/mcp/.made ## test MCP servers from PyPI and npm, which it installs
+	@$(BIN)/python -m pytest -m mcp tests/agent/tools/test_real_mcp_servers.py $(ARGS)
 
 test-image: ## build as the Dockerfile does, boot it with systemd and check the service; needs root
 	@for name in mmdebstrap systemd-nspawn; do command -v $$name >/dev/null || \
