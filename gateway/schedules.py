@@ -1,9 +1,7 @@
 """Background jobs: fire schedules, expire approval requests and idle conversations, and clean up database and files."""
 
 import asyncio
-import shutil
 from functools import cache
-from pathlib import Path
 from zoneinfo import ZoneInfoNotFoundError
 
 import structlog
@@ -12,18 +10,18 @@ from agent.tools.schedules.times import last_occurrence, next_occurrence
 from gateway.config.settings import Config
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import attachments, outbox, sessions
-from hermes_state.admin import deletion, retention
+from hermes_state.admin import retention
 from hermes_state.admin.pairings import UserRole
 from hermes_state.agents import agent_of
 from hermes_state.engines.postgres.nodes import forget_gone
 from hermes_state.engines.sqlite.store import SqliteStore
-from hermes_state.errors import StateError, StoreUnavailable, ToolError
+from hermes_state.errors import StateError, ToolError
 from hermes_state.files.folder import LEFTOVER_MILLIS, AttachmentFolder
 from hermes_state.store.sql import Connection
 from hermes_state.tools import approvals, schedules
 from hermes_state.tools.approvals import AnswererRole, PendingApproval
 from hermes_state.tools.schedules import FiringPlan, ScheduleRow
-from hermes_state.values import ChatId, Millis
+from hermes_state.values import Millis
 
 log = structlog.get_logger()
 
@@ -90,20 +88,6 @@ async def run_housekeeping(lanes: LaneRegistry, files: AttachmentFolder) -> None
         log.warning("housekeeping.delayed", error=str(error))
         return
     log.info("housekeeping.done", inbox=removed["inbox"], outbox=removed["outbox"], files=len(surplus))
-
-
-async def remove_deleted_chats(lanes: LaneRegistry, files: AttachmentFolder, home: Path) -> None:
-    """Remove chats that people deleted, with the notes of all agents, and tell the people when it is done."""
-
-    def forget_notes(chat_id: ChatId) -> None:
-        for notes in (home / "memory", *home.glob("agents/*/memory")):
-            shutil.rmtree(notes / str(chat_id), ignore_errors=True)
-
-    try:
-        for chat_id in await deletion.remove_deleted(lanes.store, files, forget_notes, lanes.clock.now):
-            lanes.turns.delivery.wake(chat_id)
-    except OSError as error:
-        raise StoreUnavailable(f"the files of a deleted chat cannot be removed: {error}") from error
 
 
 # ---- schedules

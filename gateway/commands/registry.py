@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.permissions import AccessControl
 from gateway.models.selection import Runtime
+from gateway.operator.forgetting import Forgetter
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import outbox, sessions
 from hermes_state.admin.pairings import UserRole
@@ -120,6 +121,10 @@ class CommandContext:
     deliver: Callable[[ChatId], None]
     servers: ServerRegistry
     reschedule: Callable[[], None] = lambda: None
+    remove_deleted: Callable[[], None] = lambda: None
+    """Starts the removal of deleted chats, conversations and people."""
+    forgetter: Forgetter
+    max_file_bytes: Callable[[ChatKey], int]
     peer_line: Callable[[], str | None] = lambda: None
     """Returns the `/status` line about this cluster node, or None for a single daemon."""
     tasks: TaskRegistry = field(default_factory=TaskRegistry)

@@ -11,6 +11,7 @@ from gateway.commands import (
     models,
     notes,
     people,
+    privacy,
     status,
     tools,
     turns,
@@ -264,6 +265,21 @@ COMMANDS = (
         (Option("days", "how many days to show", is_number=True), Option("agent", "only this agent")),
     ),
     Command("whoami", READ, people.whoami, "show your id, your role and this chat's name"),
+    Command(
+        "privacy",
+        READ,
+        privacy.privacy,
+        "show what I store about you; `export` sends it to you, `delete` deletes it",
+        (Option("action", "export or delete", ("export", "delete")),),
+    ),
+    _admin(
+        "forget",
+        READ,
+        privacy.forget,
+        "delete a chat, a conversation or a person",
+        (Option("id", "a chat's name, a session's id, or person and the person's id", is_required=True),),
+        place="direct",
+    ),
     _admin(
         "pair",
         CONTROL,
@@ -337,8 +353,13 @@ GROUPS = (
         "/memory me add I prefer metric units",
         "makes me remember that you prefer metric units",
     ),
-    ("About", "start help status usage whoami", "/usage", "shows what this conversation costs"),
-    ("For admins", "pair insights search lineage session why mcp", "/search train tickets", "searches all chats"),
+    ("About", "start help status usage whoami privacy", "/usage", "shows what this conversation costs"),
+    (
+        "For admins",
+        "pair insights search lineage session why mcp forget",
+        "/search train tickets",
+        "searches all chats",
+    ),
 )
 
 REGISTRY = CommandRegistry(COMMANDS, GROUPS)

@@ -13,21 +13,22 @@ from agent.memory.notes import MemoryDirectory, Target, entries_in
 from gateway.console.registry import ConsoleContext, Page, field_of
 from gateway.models.routes import zone_of
 from gateway.models.selection import name_of
+from gateway.operator.forgetting import describe, stays
 from gateway.operator.lookups import LOOKUP_SECONDS, HistoryMessage, HistoryRequest, SearchRequest, find_place
 from gateway.operator.search_advice import search_advice
 from gateway.operator.why import load_explained, why_lines
 from gateway.times import parse_time
 from hermes_state.admin import audit, console
-from hermes_state.admin.deletion import hide, load_extent
+from hermes_state.admin.deletion import DeletionTarget, hide, load_extent
 from hermes_state.agents import stored_name
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StoreUnavailable, ToolError
 from hermes_state.search.full_text import FoundMessage, marked, search
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.store.sql import Connection, scalar_or_none
-from hermes_state.text import counted, whole_number
+from hermes_state.text import whole_number
 from hermes_state.values import ChatId, ChatKey, Millis, parse_recall_id, recall_id
-from hermes_state.web_chats import find_titled, search_scope
+from hermes_state.web_chats import existing, find_titled, search_scope
 from platforms.console import ConsolePage, Values, WebPerson
 
 PAGE_CHATS = 50
@@ -183,15 +184,15 @@ async def load_why(context: ConsoleContext, person: WebPerson, query: Mapping[st
 
 async def load_deletion(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
     """Load a summary of what deleting a chat removes, and the notes in the chat's long-term memory."""
-    extent = await context.store.read(load_extent, person.chat_key(field_of(query, "chat")))
-    counts = {"message": extent.messages, "file": extent.files, "schedule": extent.schedules}
-    parts = [counted(number, noun) for noun, number in counts.items() if number] or ["the chat"]
+    key = person.chat_key(field_of(query, "chat"))
+    chat_id = (await context.store.read(existing, key)).id
+    target = DeletionTarget(chat_id=chat_id)
+    extent = await context.store.read(load_extent, target)
     home = context.live.loaded.home
     folders = [MemoryDirectory(path=path) for path in (home / "memory", *home.glob("agents/*/memory"))]
-    notes = await asyncio.to_thread(lambda: [note for folder in folders for note in _notes(folder, extent.id)])
+    notes = await asyncio.to_thread(lambda: [note for folder in folders for note in _notes(folder, chat_id)])
     return {
-        "sentence": f"This removes {' and '.join(parts)}. You cannot undo this. The cost of the "
-        "chat stays in the statistics. Files in its workspace folder and backups of the database stay too.",
+        "sentence": " ".join([describe(extent), *stays(target, extent)]),
         "notes": [context.live.redactor()(note) for note in notes],
     }
 

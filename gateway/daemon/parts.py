@@ -32,6 +32,7 @@ from gateway.inbound.intake import GatewayIntake
 from gateway.models.pricing import SpendingControl
 from gateway.models.routes import zone_of
 from gateway.models.selection import Runtime
+from gateway.operator.forgetting import Forgetter
 from gateway.operator.handlers import OperatorHandler
 from gateway.outbound.adapters import AdapterRegistry, GateRegistry
 from gateway.outbound.delivery import Delivery
@@ -42,7 +43,6 @@ from gateway.schedules import (
     expire_idle,
     expire_questions,
     fire_schedules,
-    remove_deleted_chats,
     run_housekeeping,
 )
 from gateway.signals import SignalHandler
@@ -53,11 +53,12 @@ from gateway.turns.previews import PreviewMaker
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.voice import TranscriptionHandler, VoiceRecorder, speech_client, transcription_client
+from hermes_state.admin.deletion import DeletionTarget
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.seats import KEEPER, HintKind, account_lock
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, Clock, InboxId, SystemClock, TurnId, UserRef
+from hermes_state.values import ChatId, Clock, InboxId, LineageId, SystemClock, TurnId, UserRef
 from platforms.base import Intake, PlatformAdapter
 
 
@@ -122,6 +123,15 @@ class Parts:
         self.runtime = runtime = Runtime(live, *self.agents.make(loaded))
         runtime.named = self.agents.make_named(loaded, live, {})
 
+        self.forgetter = Forgetter(
+            store=store,
+            files=files,
+            clock=clock,
+            loaded=lambda: live.loaded,
+            on_begun=self._end_deleted,
+            deliver=self.delivery.wake,
+        )
+
         # Turns, commands and incoming messages
         make_client = partial(transcription_client, spending=self.spending)
         self.transcriber = TranscriptionHandler(store=store, runtime=runtime, clock=clock, make_client=make_client)
@@ -167,6 +177,14 @@ class Parts:
         """End the approval requests and background commands of people without access."""
         self.approval_timer.wake()
         await self.background.stop("access was revoked", lambda it: not has_access(it.started_by))
+
+    async def _end_deleted(self, target: DeletionTarget, ended: Sequence[LineageId]) -> None:
+        """End the compressions of deleted conversations, and the access of a deleted person."""
+        for lineage_id in ended:
+            for runtime in (self.runtime, *self.runtime.named.values()):
+                await runtime.agent.context.pending.drop(lineage_id)
+        if target.person is not None:
+            await self.access.load()
 
     def _make_tools(self, loaded: LoadedConfig) -> BuiltInTools:
         files, clock, live, deliver = self.files, self.clock, self.live, self.delivery.wake
@@ -266,6 +284,9 @@ class Parts:
             deliver=self.delivery.wake,
             servers=self.tools.servers,
             reschedule=self.schedule_timer.wake,
+            remove_deleted=self.deletion_timer.wake,
+            forgetter=self.forgetter,
+            max_file_bytes=self.adapters.max_file_bytes,
             peer_line=lambda: self.state.status_line(self.membership.node),
         )
 
@@ -321,7 +342,7 @@ class Parts:
         timers: dict[Timer, TimerWork] = {
             self.approval_timer: partial(expire_questions, self.lanes),
             self.schedule_timer: partial(fire_schedules, self.lanes),
-            self.deletion_timer: partial(remove_deleted_chats, self.lanes, self.files, self.live.loaded.home),
+            self.deletion_timer: self.forgetter.run,
             Timer("expire_idle", 5 * 60, runs_at_once=False): partial(expire_idle, self.lanes),
             Timer("housekeeping", 60 * 60, runs_at_once=False): partial(run_housekeeping, self.lanes, self.files),
         }
@@ -365,6 +386,7 @@ class Parts:
             servers=self.tools.servers,
             delivery=self.delivery,
             heartbeat=self.heartbeat,
+            forgetter=self.forgetter,
             peer_row=lambda: self.state.health(self.membership.node, len(self.lanes.served)),
             clock=self.clock,
             started_at=self.clock.now(),

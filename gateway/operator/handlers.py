@@ -31,6 +31,7 @@ from gateway.operator import checks
 from gateway.operator.browsers import browser_rows, served_elsewhere
 from gateway.operator.checks import CheckResult, CheckStatus, failed, fine, warning
 from gateway.operator.effective import shown_settings
+from gateway.operator.forgetting import Forgetter
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up, tool_row
 from gateway.operator.socket import Handler
 from gateway.operator.spending import money, report, spent_row
@@ -71,6 +72,7 @@ class OperatorHandler:
     heartbeat: Heartbeat
     clock: Clock
     started_at: Millis
+    forgetter: Forgetter
     peer_row: Callable[[], Mapping[str, Any]] = dict
     """Returns this process's health in a cluster, or an empty mapping for an SQLite database."""
 
@@ -90,6 +92,7 @@ class OperatorHandler:
             "cluster.status": self.look_at_cluster,
             "doctor": self.examine,
             "backup": self.back_up,
+            "forget": self.forgetter.handle,
             "tools": self.list_tools,
             **{name: partial(self.look_up, name) for name in LOOKUPS},
             **{name: partial(self.look_at_spending, name) for name in ("usage", "insights")},

@@ -87,6 +87,14 @@ def remove(db: Connection, browser_id: str | None, now: Millis) -> int:
     return db.execute("DELETE FROM browsers WHERE substr(digest, 1, 8) = ?", (browser_id,)).rowcount
 
 
+def forget(db: Connection, person: UserRef) -> None:
+    """Sign out all browsers of a person, and end the person's unused links."""
+    db.execute("DELETE FROM browsers WHERE person = ?", (person,))
+    notes = db.execute("SELECT key, value FROM meta WHERE substr(key, 1, 5) = ?", (_LINK,)).fetchall()
+    ended = [(key,) for key, value in notes if _decode(value).person == person]
+    db.executemany("DELETE FROM meta WHERE key = ?", ended)
+
+
 # ---- links
 
 

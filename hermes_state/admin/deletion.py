@@ -1,55 +1,177 @@
-"""Delete a chat on request: hide it immediately, then remove its rows in the background.
+"""Delete chats, conversations and the data of people on request.
 
-The row of the chat stays without any text, so that usage figures are kept and the chat's id is never used again. All
-other rows are removed in slices. After a restart, the next run continues with the remaining rows. On SQLite, the
-deleted text is also erased from the file: freed pages are overwritten (`secure_delete`), the parts of the search index
-are merged, and the write-ahead log is emptied. See docs/decisions/0028.
+A request is stored first, and carried out as soon as no answer is being written or sent. A chat is hidden immediately,
+and its rows are removed in slices in the background. After a restart, the next run continues with the remaining rows.
+The row of the chat stays without any text, so that usage figures are kept and the chat's id is never used again. A
+conversation moves to a hidden chat of its own, so its rows are removed in the same way. Words of a person in chats with
+other people are blanked, because the answers to them stay.
+
+On SQLite, the text is also erased from the file: freed pages are overwritten (`secure_delete`), the parts of the search
+index are merged, and the write-ahead log is emptied. See docs/decisions/0028.
 """
 
 import asyncio
-from collections.abc import Callable
+import re
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import msgspec
 
 from hermes_state import outbox
+from hermes_state.admin import browsers
 from hermes_state.admin.retention import checkpoint, merge_index
 from hermes_state.attachments import load_orphans
+from hermes_state.chats import load_chat
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.outbox import Reply
-from hermes_state.sessions import load_active
-from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, scalar, scalars, select_one
+from hermes_state.search.full_text import search
+from hermes_state.sessions import load_active, load_tip
+from hermes_state.store.locks import EVERYTHING, locks
+from hermes_state.store.sql import Connection, insertion, save_note, scalar, scalars, select
 from hermes_state.store.writer import Store
 from hermes_state.text import counted
-from hermes_state.values import ChatId, ChatKey, LineageId, Millis
+from hermes_state.values import LOCAL_OWNER, ChatId, ChatKey, LineageId, MessageId, Millis, UserRef
 from hermes_state.web_chats import existing, load_listed
 
-SLICE_ROWS = 200
+SLICE_ROWS, SAMPLE_WORDS = 200, 10
+BLANK = "[removed on request]"
+"""Text that replaces a person's words in chats with other people."""
+_ASIDE = "conversations of"  # start of the name of a hidden chat for deleted conversations
 _TABLES = (
     *("platform_messages", "live_buttons", "talk", "ratings", "outbox", "inbox"),
     *("schedules", "attachments", "tool_grants", "turns", "sessions"),
 )
 
 
-class DeletionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of messages, files and schedules that deleting a chat would remove."""
+class DeletionTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A chat, a conversation or a person to delete. Exactly one field is set."""
 
-    id: ChatId
+    chat_id: ChatId | None = None
+    lineage_id: LineageId | None = None
+    person: UserRef | None = None
+
+    @property
+    def note(self) -> str:
+        """Key of the note that stores the request."""
+        return _REQUEST + msgspec.json.encode(self).decode()
+
+
+class DeletionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of the data that deleting a target would remove."""
+
+    chats: int
     messages: int
     files: int
     schedules: int
+    spoken: int
+    """Number of a person's messages in chats with other people."""
+    oldest_at: Millis | None
 
 
-def load_extent(db: Connection, key: ChatKey) -> DeletionReport:
-    query = """SELECT c.id, (SELECT count(*) FROM attachments a WHERE a.chat_id = c.id) AS files,
-      (SELECT count(*) FROM schedules s WHERE s.chat_id = c.id) AS schedules,
-      (SELECT coalesce(sum(s.message_count), 0) FROM sessions s WHERE s.chat_id = c.id) AS messages
-    FROM chats c WHERE c.id = ?"""
-    found = select_one(db, DeletionReport, query, (existing(db, key).id,))
-    assert found is not None
-    return found
+# Purpose: find the chats that belong to one person alone. The platform is compared because a button of the console can
+# act in the direct chat of another person.
+_OWN_CHATS = """
+SELECT c.id FROM chats c WHERE c.platform = :platform AND c.deleted_at IS NULL AND (
+  (c.user_ref = :id AND (c.user_ref <> '' OR c.kind = 'local')) OR (c.kind = 'direct' AND (c.chat_ref = :id
+    OR c.id IN (SELECT chat_id FROM turns WHERE started_by = :person UNION
+      SELECT chat_id FROM inbox WHERE sender_ref = :person))))
+ORDER BY c.id
+"""
+_FAMILY = """
+WITH RECURSIVE family(id) AS (
+  SELECT lineage_id FROM sessions WHERE lineage_id = ? UNION
+  SELECT s.lineage_id FROM family f JOIN sessions p ON p.lineage_id = f.id
+  JOIN sessions s ON s.parent_session_id = p.id AND s.kind = 'subagent')
+SELECT id FROM family ORDER BY id
+"""
+
+
+def load_chats(db: Connection, target: DeletionTarget) -> list[ChatId]:
+    """Load the chats that a target covers completely."""
+    if target.person is None:
+        return scalars(db, ChatId, "SELECT id FROM chats WHERE id = ? AND deleted_at IS NULL", (target.chat_id,))
+    platform, _, name = target.person.partition(":")
+    values = {"platform": platform, "id": "" if target.person == LOCAL_OWNER else name, "person": target.person}
+    return scalars(db, ChatId, _OWN_CHATS, values)
+
+
+def _load_reach(db: Connection, target: DeletionTarget) -> tuple[str, str]:
+    """Return the ids of a target's chats, and of its conversation and sub-agents, as lists for SQL conditions."""
+    family = scalars(db, LineageId, _FAMILY, (target.lineage_id,))
+    chats, lineages = (", ".join(map(str, ids)) or "0" for ids in (load_chats(db, target), family))  # no row has id 0
+    return chats, lineages
+
+
+def load_extent(db: Connection, target: DeletionTarget) -> DeletionReport:
+    (chats, lineages), is_person = _load_reach(db, target), target.person is not None
+    own = f"s.chat_id IN ({chats}) OR s.lineage_id IN ({lineages})"
+    spoken = "FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.sender_ref = :person"
+    oldest = (
+        f"SELECT min(m.created_at) {spoken}" if is_person else f"SELECT min(started_at) FROM sessions s WHERE {own}"
+    )
+    query = f"""SELECT (SELECT count(*) FROM chats WHERE id IN ({chats})) AS chats, ({oldest}) AS oldest_at,
+      (SELECT coalesce(sum(s.message_count), 0) FROM sessions s WHERE {own}) AS messages,
+      (SELECT count(*) FROM attachments WHERE chat_id IN ({chats}) OR message_id IN
+        (SELECT id FROM messages WHERE lineage_id IN ({lineages}))) AS files,
+      (SELECT count(*) FROM schedules WHERE chat_id IN ({chats}) OR creator_ref = :person) AS schedules,
+      {f"(SELECT count(*) {spoken} AND s.chat_id NOT IN ({chats}))" if is_person else "0"} AS spoken"""
+    return select(db, DeletionReport, query, {"person": target.person})[0]
+
+
+def is_busy(db: Connection, target: DeletionTarget, *, only_turns: bool = False) -> bool:
+    """Return True if a turn of the target is open or, unless `only_turns` is set, a message or a reply is waiting."""
+    chats, lineages = _load_reach(db, target)
+    turns = f"""SELECT EXISTS (SELECT 1 FROM turns WHERE state IN ('running','waiting')
+      AND (chat_id IN ({chats}) OR lineage_id IN ({lineages}) OR started_by = :person))"""
+    waiting = f"""OR EXISTS (SELECT 1 FROM inbox WHERE state IN ('new','claimed') AND kind <> 'notice'
+        AND (chat_id IN ({chats}) OR sender_ref = :person))
+      OR EXISTS (SELECT 1 FROM outbox WHERE state IN ('pending','sending') AND (chat_id IN ({chats})
+        OR turn_id IN (SELECT id FROM turns WHERE lineage_id IN ({lineages}))))"""
+    return scalar(db, bool, turns if only_turns else f"{turns} {waiting}", {"person": target.person})
+
+
+# ---- requests
+
+_REQUEST = "forget."
+
+
+@locks("notes")
+def request(db: Connection, target: DeletionTarget) -> None:
+    """Store a request, which survives a restart. `begin` carries it out."""
+    save_note(db, target.note, "")
+
+
+def load_requests(db: Connection) -> list[DeletionTarget]:
+    keys = scalars(db, str, "SELECT key FROM meta WHERE substr(key, 1, 7) = ? ORDER BY key", (_REQUEST,))
+    return [msgspec.json.decode(key.removeprefix(_REQUEST), type=DeletionTarget) for key in keys]
+
+
+@locks("notes")
+def end_request(db: Connection, target: DeletionTarget) -> None:
+    db.execute("DELETE FROM meta WHERE key = ?", (target.note,))
+
+
+@locks(EVERYTHING)
+def begin(db: Connection, target: DeletionTarget, now: Millis) -> list[LineageId] | None:
+    """Carry out a request: hide the target's chats or conversation. Return the conversations that were in use.
+
+    Return None, and change nothing, if the target is busy. The request of a person stays until `remove_deleted` ends
+    it, because messages in chats with other people are still to be blanked.
+    """
+    if is_busy(db, target):
+        return None
+    if target.person is not None:
+        _remove_person(db, target.person)
+    else:
+        end_request(db, target)
+    ended = [_hide(db, chat_id, now) for chat_id in load_chats(db, target)]
+    family = scalars(db, LineageId, _FAMILY, (target.lineage_id,))
+    if family:
+        _set_aside(db, family, now)
+    return [lineage_id for lineage_id in (*ended, *family) if lineage_id is not None]
 
 
 @locks(chat="key")
@@ -58,20 +180,88 @@ def hide(db: Connection, key: ChatKey, now: Millis) -> LineageId | None:
 
     Raises `CommandError` if the chat is busy.
     """
-    chat = existing(db, key)
-    busy = """SELECT EXISTS (SELECT 1 FROM turns WHERE chat_id = :id AND state IN ('running','waiting'))
-      OR EXISTS (SELECT 1 FROM inbox WHERE chat_id = :id AND state IN ('new','claimed') AND kind <> 'notice')
-      OR EXISTS (SELECT 1 FROM outbox WHERE chat_id = :id AND state IN ('pending','sending'))"""
-    if scalar(db, bool, busy, {"id": chat.id}):
+    chat_id = existing(db, key).id
+    if is_busy(db, DeletionTarget(chat_id=chat_id)):
         raise CommandError(
             "A message in this chat is being answered. Stop the answer or wait for it, then delete the chat."
         )
-    active = load_active(db, chat.id)
-    query = """UPDATE chats SET deleted_at = ?, chat_ref = ?, title = NULL, settings = '{}', pinned_at = NULL,
-      archived_at = NULL, active_session_id = NULL WHERE id = ?"""
-    db.execute(query, (now, f"deleted {chat.id}", chat.id))
-    db.execute("DELETE FROM schedules WHERE chat_id = ?", (chat.id,))  # otherwise they would start hidden turns
+    return _hide(db, chat_id, now)
+
+
+def _hide(db: Connection, chat_id: ChatId, now: Millis) -> LineageId | None:
+    active = load_active(db, chat_id)
+    query = """UPDATE chats SET deleted_at = ?, unreachable_since = ?, chat_ref = ?, title = NULL, settings = '{}',
+      pinned_at = NULL, archived_at = NULL, active_session_id = NULL WHERE id = ?"""
+    db.execute(query, (now, now, f"deleted {chat_id}", chat_id))
+    db.execute("DELETE FROM schedules WHERE chat_id = ?", (chat_id,))  # otherwise they would start hidden turns
     return None if active is None else active.lineage_id
+
+
+def _set_aside(db: Connection, family: Sequence[LineageId], now: Millis) -> None:
+    """Move a conversation and its sub-agents to the hidden chat for deleted conversations of their chat."""
+    source = load_chat(db, load_tip(db, family[0]).chat_id)
+    values = asdict(source.key) | {"chat_ref": f"{_ASIDE} {source.id}", "thread_ref": "", "user_ref": ""}
+    values |= {"kind": source.kind, "created_at": now, "updated_at": now, "deleted_at": now, "unreachable_since": now}
+    query = f"""{insertion("chats", values)} ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref)
+      DO UPDATE SET deleted_at = excluded.deleted_at, removed_at = NULL RETURNING id"""
+    aside = scalar(db, ChatId, query, values)
+    for lineage_id in family:
+        ours = {"chat": aside, "lineage": lineage_id}
+        of_turns = "turn_id IN (SELECT id FROM turns WHERE lineage_id = :lineage)"
+        db.execute(f"DELETE FROM outbox WHERE {of_turns}", ours)
+        db.execute("DELETE FROM tool_grants WHERE lineage_id = :lineage", ours)
+        files = "message_id IN (SELECT id FROM messages WHERE lineage_id = :lineage)"
+        db.execute(f"UPDATE attachments SET chat_id = :chat WHERE {files}", ours)
+        db.execute("UPDATE turns SET chat_id = :chat WHERE lineage_id = :lineage", ours)
+        db.execute("UPDATE sessions SET chat_id = :chat WHERE lineage_id = :lineage", ours)
+    query = """UPDATE chats SET active_session_id = NULL WHERE id = ? AND active_session_id IN
+      (SELECT id FROM sessions WHERE lineage_id = ?)"""
+    db.execute(query, (source.id, family[0]))
+    db.execute("DELETE FROM live_buttons WHERE chat_id = ?", (source.id,))  # they contain the text of an answer
+
+
+# ---- people
+
+
+def _remove_person(db: Connection, person: UserRef) -> None:
+    """Remove the rows about a person, except for chats and messages."""
+    rows = (("schedules", "creator_ref"), ("ratings", "person"), ("talk", "sender_ref"), ("pairings", "user_ref"))
+    for table, name in rows:
+        db.execute(f"DELETE FROM {table} WHERE {name} = ?", (person,))
+    db.execute("UPDATE approvals SET reason = NULL WHERE decided_by = ?", (person,))
+    db.execute("UPDATE inbox SET sender_name = '' WHERE sender_ref = ?", (person,))
+    browsers.forget(db, person)
+
+
+def load_spoken(db: Connection, person: UserRef) -> list[MessageId]:
+    """Load the messages of a person, and the rows that replace them for the model."""
+    query = """SELECT id FROM messages WHERE sender_ref = :person UNION SELECT r.id FROM messages m
+      JOIN messages r ON r.replaces_id = m.id WHERE m.sender_ref = :person ORDER BY 1"""
+    return scalars(db, MessageId, query, {"person": person})
+
+
+def _load_files(db: Connection, ids: Sequence[MessageId]) -> list[str]:
+    """Return the paths of the files that belong to these messages and to no others."""
+    listed = ", ".join(map(str, ids))
+    query = f"""SELECT DISTINCT a.path FROM attachments a WHERE a.message_id IN ({listed}) AND NOT EXISTS
+      (SELECT 1 FROM attachments b WHERE b.sha256 = a.sha256 AND coalesce(b.message_id, 0) NOT IN ({listed}))"""
+    return scalars(db, str, query)
+
+
+@locks(EVERYTHING)
+def blank(db: Connection, ids: Sequence[MessageId]) -> None:
+    """Remove the words and the sender of messages, but not the rows, because answers follow them."""
+    listed = ", ".join(map(str, ids))
+    chats = f"SELECT s.chat_id FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id IN ({listed})"
+    db.execute(f"UPDATE sessions SET system_prompt = NULL WHERE chat_id IN ({chats})")  # it contains notes about people
+    db.execute(f"DELETE FROM attachments WHERE message_id IN ({listed})")
+    query = "UPDATE messages SET text = ?, body = NULL, sender_ref = NULL, sender_name = NULL, indexed = 0"
+    db.execute(f"{query} WHERE id IN ({listed})", (BLANK,))
+    if not isinstance(db, sqlite3.Connection):
+        db.execute(f"DELETE FROM message_words WHERE message_id IN ({listed})")
+
+
+# ---- removal
 
 
 def load_hidden_chats(db: Connection) -> list[ChatId]:
@@ -85,6 +275,7 @@ def remove_slice(db: Connection, chat_id: ChatId) -> bool:
     messages = "SELECT m.id FROM sessions s JOIN messages m ON m.session_id = s.id WHERE s.chat_id = ? LIMIT ?"
     if db.execute(f"DELETE FROM messages WHERE id IN ({messages})", (chat_id, SLICE_ROWS)).rowcount:
         return True
+    db.execute("DELETE FROM previews WHERE turn_id IN (SELECT id FROM turns WHERE chat_id = ?)", (chat_id,))
     for table in _TABLES:
         db.execute(f"DELETE FROM {table} WHERE chat_id = ?", (chat_id,))
     return False
@@ -92,22 +283,27 @@ def remove_slice(db: Connection, chat_id: ChatId) -> bool:
 
 @locks(chat="chat_id")
 def finish(db: Connection, chat_id: ChatId, now: Millis) -> ChatId | None:
-    """Mark a chat as removed. Enqueue a notice in the first chat of its owner's list, and return that chat, if any."""
-    query = "UPDATE chats SET removed_at = ? WHERE id = ? RETURNING platform, account, user_ref, deleted_at"
-    platform, account, user_ref, deleted_at = db.execute(query, (now, chat_id)).fetchone()
+    """Mark a chat as removed. For a web chat, enqueue a notice in its owner's newest chat, and return that chat."""
+    query = "UPDATE chats SET removed_at = ? WHERE id = ? RETURNING platform, account, user_ref, deleted_at, chat_ref"
+    platform, account, user_ref, deleted_at, chat_ref = db.execute(query, (now, chat_id)).fetchone()
+    db.execute("UPDATE chats SET user_ref = '' WHERE id = ?", (chat_id,))
     key = ChatKey(platform=platform, account=account, chat_ref="", user_ref=user_ref)
-    if not (others := load_listed(db, key, 1)):
+    if platform != "local" or chat_ref.startswith(_ASIDE) or not (others := load_listed(db, key, 1)):
         return None
     seconds = max(1, round((now - deleted_at) / 1_000))
-    text = f"The chat that you deleted {counted(seconds, 'second')} ago is now completely removed from the database."
+    text = f"The chat that was deleted {counted(seconds, 'second')} ago is now completely removed from the database."
     outbox.enqueue(db, Reply(chat_id=others[0].id, markdown=text, dedupe_key=f"deleted:{chat_id}"), now)
     return others[0].id
 
 
 async def remove_deleted(
-    store: Store, files: AttachmentFolder, forget_notes: Callable[[ChatId], None], now: Callable[[], Millis]
+    store: Store,
+    files: AttachmentFolder,
+    forget_notes: Callable[[ChatId], None],
+    now: Callable[[], Millis],
+    people: Sequence[UserRef] = (),
 ) -> list[ChatId]:
-    """Remove all data of hidden chats. Return the chats in which a notice was enqueued.
+    """Remove all data of hidden chats, and blank the messages of `people`. Return the chats that got a notice.
 
     Raises `StoreUnavailable` if the database is not available, and `OSError` if a file cannot be removed.
     """
@@ -118,9 +314,37 @@ async def remove_deleted(
         await asyncio.to_thread(forget_notes, chat_id)
         while await store.write(remove_slice, chat_id):  # noqa: ASYNC110
             await asyncio.sleep(0)  # let the chats write in between
-    if hidden and isinstance(store, SqliteStore):
+    for person in people:
+        spoken = await store.read(load_spoken, person)
+        for ids in (spoken[at : at + SLICE_ROWS] for at in range(0, len(spoken), SLICE_ROWS)):
+            await asyncio.to_thread(files.remove, await store.read(_load_files, ids))
+            await store.write(blank, ids)
+    if (hidden or people) and isinstance(store, SqliteStore):
         while await store.write(merge_index, merges_all=True):  # noqa: ASYNC110
             await asyncio.sleep(0.03)  # as long as a step takes, so that the chats get half of the writer's time
         await asyncio.to_thread(checkpoint, store.path, empties=True)
+    for person in people:
+        await store.write(end_request, DeletionTarget(person=person))
     told = [await store.write(finish, chat_id, now()) for chat_id in hidden]
     return [chat_id for chat_id in told if chat_id is not None]
+
+
+# ---- proof
+
+
+def load_sample(db: Connection, target: DeletionTarget) -> list[str]:
+    """Return long words from the newest messages of a target, to look for them after the deletion."""
+    chats, lineages = _load_reach(db, target)
+    query = f"""SELECT m.text FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.text <> ''
+      AND (s.chat_id IN ({chats}) OR s.lineage_id IN ({lineages}) OR m.sender_ref = :person)
+    ORDER BY m.id DESC LIMIT 200"""
+    words = {
+        max(re.findall(r"\w+", text), key=len, default="")
+        for text in scalars(db, str, query, {"person": target.person})
+    }
+    return sorted((word for word in words if len(word) >= 8), key=len)[-SAMPLE_WORDS:]
+
+
+def unspoken(db: Connection, words: Sequence[str]) -> list[str]:
+    """Return the words that no remaining message contains."""
+    return [word for word in words if not search(db, f'"{word}"', limit=1)]

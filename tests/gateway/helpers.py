@@ -34,6 +34,7 @@ from gateway.config.settings import Config
 from gateway.inbound.intake import GatewayIntake
 from gateway.models.pricing import SpendingControl
 from gateway.models.selection import ModelRegistry, Runtime
+from gateway.operator.forgetting import Forgetter
 from gateway.outbound.adapters import AdapterRegistry, GateRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.notices import NoticeWriter
@@ -449,6 +450,8 @@ class TestGateway:
         )
         self.servers = ServerRegistry(ImageStore(files=kept, clock=clock), clock, redact)
         self.rescheduled = Timer("schedules", LOOK_SECONDS)
+        self.deletions = Timer("deletions", 300.0)
+        self.forgetter = Forgetter(store=store, files=kept, clock=clock, loaded=lambda: live.live.loaded)
         context = CommandContext(
             store=store,
             runtime=live,
@@ -460,6 +463,9 @@ class TestGateway:
             deliver=self.delivery.wake,
             servers=self.servers,
             reschedule=self.rescheduled.wake,
+            remove_deleted=self.deletions.wake,
+            forgetter=self.forgetter,
+            max_file_bytes=lambda _: 1 << 20,
         )
         self.commands = CommandRunner(context, self.delivery, group)
         self.intake = GatewayIntake(
@@ -473,7 +479,8 @@ class TestGateway:
             console=EmptyConsole(),
             clock=clock,
         )
-        group.create_task(run_timers({self.asked: partial(expire_questions, self.lanes)}), name="approvals")
+        timers = {self.asked: partial(expire_questions, self.lanes), self.deletions: self.forgetter.run}
+        group.create_task(run_timers(timers), name="timers")
 
     async def start(self) -> None:
         """In the order of the daemon."""

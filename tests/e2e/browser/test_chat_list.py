@@ -165,7 +165,7 @@ async def test_a_chat_is_deleted_after_one_question(world: World, browser: Chrom
     await open_menu(browser, "main")
     await browser.click("#chat-menu button[hx-get$='/delete']")
     await browser.wait_for("#chat-menu .danger", lambda found: len(found) == 1)
-    assert "This removes 2 messages." in (await browser.texts("#chat-menu"))[0]
+    assert "This removes 2 messages since" in (await browser.texts("#chat-menu"))[0]
     await look_at(browser, tmp_path, "delete")
     await open_menu(browser, "main")
     await browser.click("#chat-menu button[hx-get$='/delete']")

@@ -425,6 +425,7 @@ async def test_a_queued_message_is_not_answered_after_access_was_revoked(gateway
 EVERY_COMMAND = (
     *("/start", "/help", "/new", "/reset again", "/title x", "/sessions", "/resume {old}", "/history", "/stop"),
     *("/stop all", "/status", "/retry", "/undo", "/queue later", "/queue", "/steer quickly", "/whoami", "/pair list"),
+    *("/privacy", "/forget {old}"),
     *("/steps", "/steps full"),
     *("/compress", "/compress preview", "/compress undo", "/model", "/model other", "/unknown"),
     *("/rules", "/rules drop m1", "/memory", "/memory add x", "/todo", "/todo clear"),

@@ -24,13 +24,13 @@ HELP = """\
 `/memory me add I prefer metric units` makes me remember that you prefer metric units.
 
 **About**
-{start}/help /status /usage /whoami
+{start}/help /status /usage /whoami /privacy
 `/usage` shows what this conversation costs.
 {admins}
 `/help schedule` explains one command."""
 ADMINS = """
 **For admins**
-/pair /insights /search /lineage /session /why /mcp
+/pair /insights /search /lineage /session /why /mcp /forget
 `/search train tickets` searches all chats.
 """
 NEW = """\

@@ -29,6 +29,7 @@ def operator(gateway: TestGateway, adapters: AdapterRegistry | None = None) -> O
         delivery=gateway.delivery,
         heartbeat=Heartbeat(gateway.store, gateway.adapters, {}),
         clock=gateway.clock,
+        forgetter=gateway.forgetter,
         started_at=gateway.clock.now(),
     )
 

@@ -1,21 +1,36 @@
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hermes_state import attachments
-from hermes_state.admin.deletion import _TABLES, hide, load_extent, load_hidden_chats, remove_deleted, remove_slice
+from hermes_state.admin.deletion import (
+    _TABLES,
+    DeletionTarget,
+    begin,
+    hide,
+    is_busy,
+    load_chats,
+    load_extent,
+    load_hidden_chats,
+    load_requests,
+    remove_deleted,
+    remove_slice,
+    request,
+)
 from hermes_state.chats import ensure_chat, find_chat
 from hermes_state.errors import CommandError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.inbox import InboxKind
 from hermes_state.search.full_text import search
-from hermes_state.sessions import load_active, set_title
-from hermes_state.store.sql import Connection
+from hermes_state.sessions import load_active, reset, set_title, start_subagent_session
+from hermes_state.store.sql import Connection, scalars
 from hermes_state.store.writer import Store
 from hermes_state.tools.schedules import FiringPlan, NewSchedule, fire_due, insert_schedule
-from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, UserRef
+from hermes_state.transcripts import NewMessage, append_to_tip
+from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, MessageId, MessageRole, Millis, Origin, UserRef
 from tests.databases import IS_POSTGRES, sqlite_only
 from tests.hermes_state.files.test_files import keep
 from tests.hermes_state.rows import START, exchange, receive, start
@@ -51,7 +66,7 @@ async def test_nothing_of_a_deleted_chat_is_left_but_figures(store: Store, tmp_p
     for chat, file in ((gone, own), (gone, shared), (stays, shared)):
         await store.write(attachments.insert, chat, file, START)
     calls = await store.read(lambda db: db.execute("SELECT count(*), sum(input_tokens) FROM model_calls").fetchone())
-    extent = await store.read(load_extent, key_of("gone"))
+    extent = await store.read(load_extent, DeletionTarget(chat_id=gone))
     assert (extent.messages, extent.files) == (200, 2)
 
     await store.write(hide, key_of("gone"), START)
@@ -138,3 +153,57 @@ async def test_other_chats_write_while_a_chat_is_removed(store: Store, tmp_path:
         await store.write(talk, "gone", [f"fresh{number}"])
     assert await removal != []
     assert len(await store.read(search, "fresh4")) == 2
+
+
+async def test_a_conversation_goes_with_its_sub_agents_and_the_others_stay(store: Store, tmp_path: Path) -> None:
+    chat = await store.write(talk, "main", SECRETS[:3])
+
+    def delegate(db: Connection) -> LineageId:
+        helper = start_subagent_session(db, chat, MessageId(1), START)
+        append_to_tip(db, helper, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=SECRETS[3]), START)
+        return helper
+
+    helper = await store.write(delegate)
+    active = await store.read(load_active, chat)
+    assert active is not None
+    await store.write(reset, chat, START)
+    await store.write(exchange, chat, SECRETS[4], "marigold")
+    target = DeletionTarget(lineage_id=active.lineage_id)
+    await store.write(lambda db: db.execute("UPDATE outbox SET state = 'sent', settled_at = 1, payload = ''"))
+    assert (await store.read(load_extent, target)).messages == 3
+    for _ in range(2):  # a second deletion uses the same hidden chat
+        await store.write(request, target)
+        assert await store.read(load_requests) == [target]
+        assert set(await store.write(begin, target, START) or []) in ({active.lineage_id, helper}, set())
+    await remove_deleted(store, AttachmentFolder(tmp_path / "files"), lambda chat_id: None, now)
+    assert (await store.read(load_requests), await store.read(load_hidden_chats)) == ([], [])
+    texts = await store.read(lambda db: scalars(db, str, "SELECT text FROM messages ORDER BY id"))
+    assert texts == [SECRETS[4], "marigold"]
+    assert await store.read(
+        lambda db: db.execute("SELECT count(*) FROM outbox WHERE state = 'pending'").fetchall()
+    ) == [(0,)], "only a deleted chat is announced"
+    if not IS_POSTGRES:
+        assert left_in(tmp_path / "home", SECRETS) == [SECRETS[4]]
+
+
+async def test_people_own_their_direct_chats_and_nobody_elses(store: Store) -> None:
+    """Admins can act in the direct chats of others, and each guest of the web chat has separate chats."""
+
+    def fill(db: Connection) -> None:
+        keys = [key_of("main"), replace(key_of("main"), user_ref="bob")]
+        keys += [ChatKey(platform="telegram", account="telegram", chat_ref=ref) for ref in ("1", "2")]
+        keys += [ChatKey(platform="telegram", account="telegram", chat_ref="-9", user_ref=ref) for ref in ("", "1")]
+        kinds = [ChatKind.LOCAL] * 2 + [ChatKind.DIRECT] * 2 + [ChatKind.GROUP] * 2
+        for key, kind in zip(keys, kinds, strict=True):
+            ensure_chat(db, key, kind, None, START)
+        receive(db, ChatId(3), "a button of the console", sender=UserRef("local:owner"))
+        receive(db, ChatId(5), "hello all", sender=UserRef("telegram:1"))
+
+    await store.write(fill)
+    owned = {"local:owner": [1], "local:bob": [2], "telegram:1": [3, 6], "telegram:2": [4], "telegram:-9": []}
+    for person, chats in owned.items():
+        target = DeletionTarget(person=UserRef(person))
+        assert await store.read(load_chats, target) == chats, person
+    assert await store.read(is_busy, DeletionTarget(person=UserRef("telegram:1")))
+    assert not await store.read(is_busy, DeletionTarget(person=UserRef("telegram:1")), only_turns=True)
+    assert await store.write(begin, DeletionTarget(person=UserRef("telegram:1")), START) is None
