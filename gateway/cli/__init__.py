@@ -37,7 +37,7 @@ COMMANDS = {
     "insights": ("lookups", "Show recent spending by day, chat, model and purpose."),
     "backup": ("database", "Copy the database to a file, even while the gateway runs."),
     "restore": ("database", "Replace the database with a backup."),
-    "forget": ("forget", "Delete a chat, a conversation or a person."),
+    "forget": ("forget", "Delete a chat, a conversation, a person, or old conversations."),
     "store": ("database", "Copy the database to PostgreSQL or to another file."),
     "export": ("moving", "Write conversations to a Markdown, JSON lines or HTML file."),
     "import": ("moving", "Import conversations, notes and schedules from another program."),

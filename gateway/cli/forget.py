@@ -1,4 +1,4 @@
-"""`hermes-gateway forget`: delete a chat, a conversation, or a person."""
+"""`hermes-gateway forget`: delete a chat, a conversation, a person, or old conversations."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,7 @@ def forget(
         list[str] | None,
         typer.Argument(metavar="[person] ID", help="Such as telegram:42, or a session's id."),
     ] = None,
+    is_old: Annotated[bool, typer.Option("--old", help="The conversations that `retention` no longer allows.")] = False,
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     is_sure: Annotated[bool, typer.Option("--yes", help="Delete without a question.")] = False,
     as_json: Json = False,
@@ -33,7 +34,7 @@ def forget(
 
     An ID alone means a chat or a conversation. You cannot undo a deletion.
     """
-    args = {"words": words or []}
+    args = {"words": words or [], "is_old": is_old}
     if is_dry or not is_sure:
         plan = _ask(args)
         show(plan, plan["lines"], as_json=as_json)

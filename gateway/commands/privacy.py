@@ -103,7 +103,6 @@ async def _export(request: CommandRequest, target: DeletionTarget) -> CommandRes
 
     for chat_id in await context.store.read(deletion.load_chats, target):
         async for row in context.forgetter.load_rows((await context.store.read(load_chat, chat_id)).key.name):
-            row.pop("attached", None)
             add(row)
     for message_id in await context.store.read(deletion.load_spoken, person):
         message = await context.store.read(load_message, message_id)

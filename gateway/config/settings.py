@@ -225,6 +225,17 @@ class MetricsConfig(BaseConfig):
     another program watches the gateway. There is no sign-in, so keep strangers away from other addresses."""
 
 
+class RetentionConfig(BaseConfig):
+    """Old conversations. The gateway writes them to the folder `archive/` and deletes them. Open conversations stay."""
+
+    days: OffOrNumber = setting(None, ge=1, le=36_500, unit="days", default_text="off")
+    """Days without a message after which a conversation is archived and deleted. Set this if old messages must not stay
+    in the database. `sessions.idle_reset_hours` ends conversations that would otherwise stay open."""
+    max_gb: OffOrNumber = setting(None, ge=0.001, le=100_000, unit="GB", default_text="off")
+    """Maximum amount of message text. Above it, the oldest conversations are archived and deleted. Attachments have
+    their own limit, and the search index is not counted."""
+
+
 class LifecycleConfig(BaseConfig):
     """Shutdown of the daemon."""
 
@@ -283,6 +294,7 @@ class Config(BaseConfig):
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    retention: RetentionConfig = Field(default_factory=RetentionConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)
 
     @property

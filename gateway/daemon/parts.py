@@ -186,6 +186,9 @@ class Parts:
         if target.person is not None:
             await self.access.load()
 
+    async def _retire(self) -> None:
+        await self.forgetter.retire()
+
     def _make_tools(self, loaded: LoadedConfig) -> BuiltInTools:
         files, clock, live, deliver = self.files, self.clock, self.live, self.delivery.wake
 
@@ -343,6 +346,7 @@ class Parts:
             self.approval_timer: partial(expire_questions, self.lanes),
             self.schedule_timer: partial(fire_schedules, self.lanes),
             self.deletion_timer: self.forgetter.run,
+            Timer("retention", 60 * 60, runs_at_once=False): self._retire,
             Timer("expire_idle", 5 * 60, runs_at_once=False): partial(expire_idle, self.lanes),
             Timer("housekeeping", 60 * 60, runs_at_once=False): partial(run_housekeeping, self.lanes, self.files),
         }

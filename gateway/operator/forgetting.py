@@ -1,4 +1,4 @@
-"""Deletion of chats, conversations and people.
+"""Deletion of chats, conversations and people, and archiving of old conversations.
 
 `/forget`, `/privacy` and the command line store a request, and `Forgetter` carries it out, also after a restart.
 """
@@ -11,29 +11,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
 import structlog
 
 from agent.memory.notes import MemoryDirectory
 from gateway.config import LoadedConfig
 from gateway.operator.lookups import Row, find_place, look_up
 from gateway.times import format_time
-from hermes_state.admin import deletion
+from hermes_state.admin import deletion, retention
 from hermes_state.admin.deletion import DeletionReport, DeletionTarget
 from hermes_state.admin.pairings import find_name
-from hermes_state.attachments import load_files
+from hermes_state.disk import flush
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError, StoreUnavailable, ToolError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import Redactor
+from hermes_state.sessions import load_tip
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import counted
-from hermes_state.values import ChatId, Clock, LineageId, MessageId, UserRef
+from hermes_state.values import ChatId, Clock, LineageId, Millis, UserRef
 
 log = structlog.get_logger()
 
 RETRY_SECONDS = 2.0
 """Seconds until the next attempt to delete a chat that is busy."""
+OLD_CONVERSATIONS = 1_000
+"""Maximum number of conversations to archive in one run."""
 _STAYS = "Messages on the platforms, backups, and the cost of the answers stay."
 
 
@@ -73,7 +77,7 @@ class Forgetter:
     def _forget_folders(self, chat_id: ChatId) -> None:
         home = self.loaded().home
         for owner in (home, *home.glob("agents/*")):
-            for name in ("memory", "workspaces"):
+            for name in ("memory", "workspaces", "archive"):
                 shutil.rmtree(owner / name / str(chat_id), ignore_errors=True)
 
     def _forget_notes_about(self, people: Sequence[UserRef]) -> None:
@@ -93,6 +97,10 @@ class Forgetter:
     async def handle(self, args: Mapping[str, Any]) -> Row:
         """Describe what would be deleted or, if `is_confirmed`, delete it and return words that must be gone."""
         is_confirmed = bool(args.get("is_confirmed"))
+        if args.get("is_old"):
+            old = await self.retire() if is_confirmed else await self.load_old()
+            done = "archived and deleted" if is_confirmed else "old enough to be archived and deleted"
+            return {"conversations": len(old), "lines": [f"{counted(len(old), 'conversation')} {done}."]}
         target = await self.store.read(find_target, [*map(str, args.get("words", ()))])
         if await self.store.read(deletion.is_busy, target, only_turns=True):
             raise CommandError("An answer is being written there. Stop it or wait for it, then try again.")
@@ -109,6 +117,50 @@ class Forgetter:
             lines.append("PostgreSQL keeps deleted rows in its own files until VACUUM has run.")
         return {"is_done": True, "words": await self.store.read(deletion.unspoken, sample), "lines": lines}
 
+    # ---- old conversations
+
+    async def load_old(self) -> list[LineageId]:
+        """Return the conversations that `retention.days` and `retention.max_gb` no longer allow, oldest first."""
+        settings = self.loaded().config.retention
+        before = None if settings.days is None else Millis(self.clock.now() - int(settings.days * 86_400_000))
+        most = None if settings.max_gb is None else int(settings.max_gb * 1e9)
+        return await self.store.read(retention.load_old, before, most, OLD_CONVERSATIONS)
+
+    async def retire(self) -> list[LineageId]:
+        """Archive old conversations and delete them."""
+        for lineage_id in (old := await self.load_old()):
+            try:
+                await self._archive(lineage_id)
+            except OSError as error:
+                raise StoreUnavailable(f"an old conversation cannot be archived: {error}") from error
+            await self.store.write(deletion.request, DeletionTarget(lineage_id=lineage_id))
+        if old:
+            await self.run()
+            log.info("conversations.archived", count=len(old))
+        return old
+
+    async def _archive(self, lineage_id: LineageId) -> None:
+        """Write a conversation, without secrets, and its files to the archive folder. A repetition replaces them."""
+        tip = await self.store.read(load_tip, lineage_id)
+        folder = self.loaded().home / "archive" / str(tip.chat_id)
+        await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
+        unfinished = folder / f"{tip.key}.part"
+        with unfinished.open("wb") as file:
+            async for row in self.load_rows(tip.key):
+                for one in row.get("files", ()):
+                    name = f"{one['attachment_id']}-{Path(one['name']).name}"
+                    await asyncio.to_thread(self._copy, one["path"], folder / name)
+                await asyncio.to_thread(file.write, orjson.dumps(row) + b"\n")
+        await asyncio.to_thread(flush, unfinished)
+        unfinished.replace(folder / f"{tip.key}.jsonl")
+        await asyncio.to_thread(flush, folder)
+
+    def _copy(self, path: str, target: Path) -> None:
+        try:
+            target.write_bytes(self.files.read(path))
+        except FileNotFoundError:
+            log.warning("archive.file_missing", file=target.name)  # removed earlier because of its size or age
+
     async def load_rows(self, place: str) -> AsyncIterator[Row]:
         """Yield the conversations of a chat or a session, each followed by its messages, without secrets."""
         redact, last = Redactor(self.loaded().secrets()), 0
@@ -117,14 +169,8 @@ class Forgetter:
                 yield one
                 after, last = 0, one["lineage_id"]
                 while rows := await look_up(self.store, "messages", {"lineage": last, "after": after}, redact):
-                    files = await self.store.read(load_files, [MessageId(row["id"]) for row in rows])
                     for row in rows:
-                        own = [
-                            {"name": f"{file.attachment_id}-{Path(file.name).name}", "path": file.path}
-                            for file in files
-                            if file.message_id == row["id"]
-                        ]
-                        yield {**row, "files": [file["name"] for file in own], "attached": own} if own else row
+                        yield row
                     after = rows[-1]["id"]
 
 
@@ -162,4 +208,4 @@ def stays(target: DeletionTarget, extent: DeletionReport) -> Iterator[str]:
     if target.person is not None:
         yield "It also ends the person's pairing and sign-ins. Access in the configuration file stays."
     if extent.spoken:
-        yield "Answers, summaries and notes in shared chats can still repeat the person's words."
+        yield "Answers, summaries, notes and archives of shared chats can still repeat the person's words."

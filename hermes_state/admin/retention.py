@@ -15,11 +15,12 @@ from hermes_state.engines.sqlite.index import merge_step
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.search.index import serving_index
+from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, scalars
 from hermes_state.store.writer import Store
 from hermes_state.talk import MAX_AGE_MS
-from hermes_state.values import Millis
+from hermes_state.values import LineageId, Millis
 
 SLICE_ROWS = 500
 
@@ -53,6 +54,27 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
             removed = await store.write(_remove_slice, table, before)
             counts[table] += removed
     return counts
+
+
+# Purpose: load the conversations that are not open, oldest first. `total` is the size of a conversation and of all that
+# were used later.
+_OLD = """
+SELECT lineage_id FROM (
+  SELECT lineage_id, used_at, is_closed, {total} AS total FROM (
+    SELECT s.lineage_id, max(coalesce(s.last_human_at, s.started_at)) AS used_at, min({closed}) AS is_closed
+    FROM sessions s JOIN chats c ON c.id = s.chat_id WHERE c.deleted_at IS NULL AND NOT {subagent}
+    GROUP BY s.lineage_id) used) found
+WHERE is_closed = 1 AND (used_at < :before OR total > :most) ORDER BY used_at, lineage_id LIMIT :limit
+"""
+_CLOSED = "CASE WHEN s.ended_at IS NULL THEN 0 ELSE 1 END"
+_TOTAL = """sum((SELECT coalesce(sum(coalesce(length(m.text), 0) + coalesce(length(m.body), 0)), 0) FROM messages m
+  WHERE m.lineage_id = used.lineage_id)) OVER (ORDER BY used_at DESC, lineage_id DESC)"""
+
+
+def load_old(db: Connection, before: Millis | None, most: int | None, limit: int) -> list[LineageId]:
+    """Load the ended conversations that were last used before `before`, or that exceed `most` characters in total."""
+    query = _OLD.format(total="0" if most is None else _TOTAL, closed=_CLOSED, subagent=IS_SUBAGENT)
+    return scalars(db, LineageId, query, {"before": before or 0, "most": most or 0, "limit": limit})
 
 
 async def maintain(store: SqliteStore) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from tests.crash.commits import wrap_commits
 from tests.databases import IS_POSTGRES
+from tests.e2e.test_clock_jumps import run_on_turned_clock
 from tests.e2e.test_files import on_telegram
 from tests.e2e.world import World
 from tests.processes import run_gateway
@@ -70,7 +71,7 @@ async def test_a_deleted_person_leaves_no_word_even_if_the_gateway_is_killed(wor
     assert "Name a chat" in await command(world, "forget", code=1)
     plan = await command(world, "forget", "person", "telegram:42", "--dry-run")
     assert "This removes 4 messages and 1 file and 1 schedule and the words of 1 message in shared chats" in plan
-    assert "Answers, summaries and notes in shared chats can still repeat" in plan
+    assert "Answers, summaries, notes and archives of shared chats can still repeat" in plan
     assert left(world, SECRETS[:7]) == SECRETS[:7], "a dry run removes nothing"
     await world.hold(match="wait", text="Done.")
     await world.say("wait for me")
@@ -147,3 +148,39 @@ async def test_people_see_get_and_delete_their_own_data(world: World) -> None:
     await world.until_rows("SELECT count(*) FROM chats WHERE removed_at IS NOT NULL", (1,))
     await world.until_rows("SELECT count(*) FROM meta WHERE key LIKE 'forget.%'", (0,))
     assert left(world, SECRETS[:3]) == [SECRETS[2]]
+
+
+def run_doomed_later() -> None:
+    """Run the gateway as `run_doomed` does, on the clock of `run_on_turned_clock`."""
+    wrap_commits()
+    run_on_turned_clock()
+
+
+async def test_old_conversations_are_archived_and_deleted_even_if_the_gateway_is_killed(world: World) -> None:
+    world.gateway.program = run_doomed_later
+    await world.gateway.start(HERMES_RETENTION__DAYS="5", CRASH_KILL="request:2:after")
+    await world.script(match="^(?!.*wait)", text="Noted.", times=-1)
+    for number in range(3):
+        await world.say(f"say {SECRETS[number]}")
+        await world.until_rows("SELECT count(*) FROM turns WHERE state = 'finished'", (number + 1,))
+        await world.say("/new")
+        await world.until_rows("SELECT count(*) FROM sessions", (number + 2,))
+    await world.say(f"say {SECRETS[3]}")
+    await world.until_rows("SELECT count(*) FROM turns WHERE state = 'finished'", (4,))
+    assert "0 conversations old enough" in await command(world, "forget", "--old", "--dry-run")
+    (world.home.parent / "offset").write_text(str(10 * 86_400 * 10**9))
+    assert "3 conversations old enough" in await command(world, "forget", "--old", "--dry-run")
+    await world.command_line("forget", "--old", "--yes")
+    await world.gateway.wait()
+    for point in ("begin:2:after", "finish:1:before"):
+        await world.gateway.spawn(CRASH_KILL=point)
+        await world.gateway.wait()
+    await world.gateway.start(CRASH_KILL="")
+    assert "1 conversation archived" in await command(world, "forget", "--old", "--yes")
+    await world.until_rows("SELECT count(*) FROM chats WHERE deleted_at IS NOT NULL AND removed_at IS NULL", (0,))
+    archive = sorted((world.home / "archive").rglob("*.jsonl"))
+    texts = [path.read_text() for path in archive]
+    assert [word for word in SECRETS if any(word in text for text in texts)] == SECRETS[:3]
+    for path in archive:
+        path.unlink()
+    assert left(world, SECRETS[:4]) == [SECRETS[3]], "the open conversation stays"

@@ -2,8 +2,9 @@ import asyncio
 import sqlite3
 import threading
 
-from hermes_state.admin.retention import SLICE_ROWS, checkpoint, maintain, merge_index, remove_expired
-from hermes_state.store.sql import save_note
+from hermes_state.admin.retention import SLICE_ROWS, checkpoint, load_old, maintain, merge_index, remove_expired
+from hermes_state.sessions import reset
+from hermes_state.store.sql import Connection, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 from tests.databases import sqlite_only
@@ -131,3 +132,28 @@ async def test_a_checkpoint_does_not_wait_for_readers_and_reports_the_rest(store
     await reading
     pages, copied = await asyncio.to_thread(checkpoint, store.path)
     assert copied == pages
+
+
+async def test_the_oldest_closed_conversations_exceed_a_limit(store: Store) -> None:
+    def fill(db: Connection) -> list[int]:
+        chat, lineages = make_chat(db), []
+        for number in range(4):
+            turn = exchange(db, chat, "x" * 500, "y" * 500, at=1_000 * (number + 1))
+            db.execute("UPDATE sessions SET last_human_at = ? WHERE id = ?", (1_000 * (number + 1), turn.lineage_id))
+            lineages.append(int(turn.lineage_id))
+            if number < 3:
+                reset(db, chat, Millis(1_000 * (number + 1)))
+        return lineages
+
+    oldest, second, third, _ = await store.write(fill)
+    cases = [
+        ((None, None), []),
+        ((Millis(2_500), None), [oldest, second]),
+        ((Millis(9_000), None), [oldest, second, third]),
+        ((None, 2_500), [oldest, second]),
+        ((None, 4_000), []),
+        ((Millis(1_500), 3_000), [oldest]),
+    ]
+    for (before, most), old in cases:
+        assert await store.read(load_old, before, most, 9) == old, (before, most)
+    assert await store.read(load_old, Millis(9_000), None, 1) == [oldest]
