@@ -24,7 +24,7 @@ from hermes_state.admin.pairings import find_name
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError, StoreUnavailable, ToolError
-from hermes_state.files.folder import AttachmentFolder
+from hermes_state.files.folder import AttachmentFolder, stored_file
 from hermes_state.redaction import Redactor
 from hermes_state.sessions import load_tip
 from hermes_state.store.sql import Connection
@@ -66,13 +66,22 @@ class Forgetter:
             try:
                 await asyncio.to_thread(self._forget_notes_about, people)
                 told = await deletion.remove_deleted(
-                    self.store, self.files, self._forget_folders, self.clock.now, people
+                    self.store, self._remove_files, self._forget_folders, self.clock.now, people
                 )
             except OSError as error:
                 raise StoreUnavailable(f"the files of a deleted chat cannot be removed: {error}") from error
             for chat_id in told:
                 self.deliver(chat_id)
         return RETRY_SECONDS if waits else None
+
+    def _remove_files(self, paths: list[str]) -> None:
+        """Remove attachments, and the copies in workspaces that the gateway made of received files."""
+        digests, home = {Path(path).name for path in paths}, self.loaded().home
+        for owner in (home, *home.glob("agents/*")) if paths else ():
+            for file in owner.glob("workspaces/*/inbox/*"):
+                if file.is_file() and not file.is_symlink() and stored_file(file, file.name, None).sha256 in digests:
+                    file.unlink(missing_ok=True)
+        self.files.remove(paths)
 
     def _forget_folders(self, chat_id: ChatId) -> None:
         home = self.loaded().home
@@ -204,7 +213,7 @@ def stays(target: DeletionTarget, extent: DeletionReport) -> Iterator[str]:
     """Yield sentences about what a deletion does not remove."""
     yield _STAYS
     if target.lineage_id is not None:
-        yield "So do notes in the chat's long-term memory, and files in its workspace."
+        yield "So do notes in the chat's long-term memory, and files that the agent made in its workspace."
     if target.person is not None:
         yield "It also ends the person's pairing and sign-ins. Access in the configuration file stays."
     if extent.spoken:

@@ -25,7 +25,6 @@ from hermes_state.attachments import load_orphans
 from hermes_state.chats import load_chat
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError
-from hermes_state.files.folder import AttachmentFolder
 from hermes_state.outbox import Reply
 from hermes_state.search.full_text import search
 from hermes_state.sessions import load_active, load_tip
@@ -298,26 +297,28 @@ def finish(db: Connection, chat_id: ChatId, now: Millis) -> ChatId | None:
 
 async def remove_deleted(
     store: Store,
-    files: AttachmentFolder,
+    remove_files: Callable[[list[str]], None],
     forget_notes: Callable[[ChatId], None],
     now: Callable[[], Millis],
     people: Sequence[UserRef] = (),
 ) -> list[ChatId]:
     """Remove all data of hidden chats, and blank the messages of `people`. Return the chats that got a notice.
 
+    `remove_files` is called with the paths of attachments. A repetition must have no effect.
+
     Raises `StoreUnavailable` if the database is not available, and `OSError` if a file cannot be removed.
     """
     hidden = await store.read(load_hidden_chats)
     for chat_id in hidden:
         # Remove files before their rows. Otherwise a restart in between would leave files that no row names.
-        await asyncio.to_thread(files.remove, await store.read(load_orphans, chat_id))
+        await asyncio.to_thread(remove_files, await store.read(load_orphans, chat_id))
         await asyncio.to_thread(forget_notes, chat_id)
         while await store.write(remove_slice, chat_id):  # noqa: ASYNC110
             await asyncio.sleep(0)  # let the chats write in between
     for person in people:
         spoken = await store.read(load_spoken, person)
         for ids in (spoken[at : at + SLICE_ROWS] for at in range(0, len(spoken), SLICE_ROWS)):
-            await asyncio.to_thread(files.remove, await store.read(_load_files, ids))
+            await asyncio.to_thread(remove_files, await store.read(_load_files, ids))
             await store.write(blank, ids)
     if (hidden or people) and isinstance(store, SqliteStore):
         while await store.write(merge_index, merges_all=True):  # noqa: ASYNC110

@@ -14,6 +14,7 @@ from tests.processes import run_gateway
 
 SECRETS = [f"{random.Random(number).getrandbits(48):012x}" for number in range(12)]
 """Words to delete. None of them starts like another, so the search index stores the end of each."""
+DOCUMENT = {"media": "document", "file_name": "a.txt", "mime": "text/plain"}
 BOT = "@lab_gateway_bot"
 
 
@@ -42,12 +43,19 @@ async def command(world: World, *words: str, code: int = 0) -> str:
     return text
 
 
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+async def send_file(world: World, text: str) -> None:
+    await world.say("", **DOCUMENT, caption="read", file_b64=encoded(text))
+
+
 async def filled(world: World) -> None:
     """Tell the gateway secrets in every way that it stores: messages, a file, notes, a schedule, in a group."""
     await world.script(match="^(?!.*wait)", text="Noted.", times=-1)
-    document = {"media": "document", "file_name": "a.txt", "mime": "text/plain"}
     await world.ask(f"remember {SECRETS[0]}", "Noted")
-    await world.say("", caption="read", file_b64=base64.b64encode(SECRETS[1].encode()).decode(), **document)
+    await send_file(world, SECRETS[1])
     await world.until_rows("SELECT count(*) FROM turns WHERE state = 'finished'", (2,))
     await world.ask(f"/memory add {SECRETS[2]}", "Noted")
     await world.say(f"/schedule add @daily {SECRETS[3]}")
@@ -55,8 +63,10 @@ async def filled(world: World) -> None:
     await world.ask(f"/title {SECRETS[4]}", SECRETS[4])
     await world.ask_in_group(f"{BOT} I am {SECRETS[5]}", "Noted")
     await world.ask_in_group(f"/memory{BOT} me add {SECRETS[6]}", "USER.md")
-    await world.say_in_group(f"{BOT} my marigold stays", user_id=43, first_name="Bob")
+    await world.say_in_group("", **DOCUMENT, caption=f"{BOT} read", file_b64=encoded(SECRETS[7]))
     await world.until_rows("SELECT count(*) FROM turns WHERE state = 'finished'", (4,))
+    await world.say_in_group(f"{BOT} my marigold stays", user_id=43, first_name="Bob")
+    await world.until_rows("SELECT count(*) FROM turns WHERE state = 'finished'", (5,))
 
 
 async def test_a_deleted_person_leaves_no_word_even_if_the_gateway_is_killed(world: World) -> None:
@@ -64,15 +74,15 @@ async def test_a_deleted_person_leaves_no_word_even_if_the_gateway_is_killed(wor
     changes = {"HERMES_LOGGING__FILE": "true", "HERMES_ACCESS__MODERATORS": "telegram:42"}
     await world.gateway.start(CRASH_KILL="begin:1:before", **changes)
     await filled(world)
-    assert left(world, [*SECRETS[:7], "marigold"]) == [*SECRETS[:7], "marigold"], "all of them are stored"
+    assert left(world, [*SECRETS[:8], "marigold"]) == [*SECRETS[:8], "marigold"], "all of them are stored"
 
     assert "No person has the id" in await command(world, "forget", "person", "telegram:99", code=1)
     assert "has the id" in await command(world, "forget", "nowhere", code=1)
     assert "Name a chat" in await command(world, "forget", code=1)
     plan = await command(world, "forget", "person", "telegram:42", "--dry-run")
-    assert "This removes 4 messages and 1 file and 1 schedule and the words of 1 message in shared chats" in plan
+    assert "This removes 4 messages and 1 file and 1 schedule and the words of 2 messages in shared chats" in plan
     assert "Answers, summaries, notes and archives of shared chats can still repeat" in plan
-    assert left(world, SECRETS[:7]) == SECRETS[:7], "a dry run removes nothing"
+    assert left(world, SECRETS[:8]) == SECRETS[:8], "a dry run removes nothing"
     await world.hold(match="wait", text="Done.")
     await world.say("wait for me")
     await world.until_rows("SELECT count(*) FROM turns WHERE state = 'running'", (1,))
@@ -91,8 +101,8 @@ async def test_a_deleted_person_leaves_no_word_even_if_the_gateway_is_killed(wor
     await world.until_rows("SELECT count(*) FROM chats WHERE deleted_at IS NOT NULL AND removed_at IS NULL", (0,))
     assert left(world, [*SECRETS, "marigold"]) == ["marigold"]
     rows = world.query("SELECT text, sender_name FROM messages WHERE origin = 'human' ORDER BY id")
-    assert rows[0] == ("[removed on request]", None)
-    assert "marigold" in rows[1][0]
+    assert rows[:2] == [("[removed on request]", None)] * 2
+    assert "marigold" in rows[2][0]
     await world.ask_in_group(f"{BOT} and now?", "Noted", user_id=43)
     assert await world.violations() == []
 
@@ -161,7 +171,7 @@ async def test_old_conversations_are_archived_and_deleted_even_if_the_gateway_is
     await world.gateway.start(HERMES_RETENTION__DAYS="5", CRASH_KILL="request:2:after")
     await world.script(match="^(?!.*wait)", text="Noted.", times=-1)
     for number in range(3):
-        await world.say(f"say {SECRETS[number]}")
+        await send_file(world, f"say {SECRETS[number]}")
         await world.until_rows("SELECT count(*) FROM turns WHERE state = 'finished'", (number + 1,))
         await world.say("/new")
         await world.until_rows("SELECT count(*) FROM sessions", (number + 2,))
@@ -178,9 +188,10 @@ async def test_old_conversations_are_archived_and_deleted_even_if_the_gateway_is
     await world.gateway.start(CRASH_KILL="")
     assert "1 conversation archived" in await command(world, "forget", "--old", "--yes")
     await world.until_rows("SELECT count(*) FROM chats WHERE deleted_at IS NOT NULL AND removed_at IS NULL", (0,))
-    archive = sorted((world.home / "archive").rglob("*.jsonl"))
-    texts = [path.read_text() for path in archive]
-    assert [word for word in SECRETS if any(word in text for text in texts)] == SECRETS[:3]
+    archive = sorted((world.home / "archive" / "1").iterdir())
+    for suffix in (".jsonl", ".txt"):
+        texts = [path.read_text() for path in archive if path.suffix == suffix]
+        assert [word for word in SECRETS if any(word in text for text in texts)] == SECRETS[:3], suffix
     for path in archive:
         path.unlink()
     assert left(world, SECRETS[:4]) == [SECRETS[3]], "the open conversation stays"

@@ -72,7 +72,7 @@ async def test_nothing_of_a_deleted_chat_is_left_but_figures(store: Store, tmp_p
     await store.write(hide, key_of("gone"), START)
     assert await store.read(find_chat, key_of("gone")) is None, "it is hidden at once, and its name is free"
     await store.write(remove_slice, gone)  # a process that was stopped here
-    told = await remove_deleted(store, files, forgotten.append, now)
+    told = await remove_deleted(store, files.remove, forgotten.append, now)
 
     assert (told, forgotten) == ([stays], [gone])
     assert await store.read(load_hidden_chats) == []
@@ -85,7 +85,7 @@ async def test_nothing_of_a_deleted_chat_is_left_but_figures(store: Store, tmp_p
     pending = "SELECT payload FROM outbox WHERE state = 'pending'"
     [(notice,)] = await store.read(lambda db: db.execute(pending).fetchall())
     assert "deleted 90 seconds ago is now completely removed" in notice
-    assert await remove_deleted(store, files, forgotten.append, now) == []
+    assert await remove_deleted(store, files.remove, forgotten.append, now) == []
     if not IS_POSTGRES:
         assert left_in(tmp_path / "home", ["marigold", *SECRETS]) == ["marigold"]
 
@@ -100,7 +100,7 @@ def left_in(home: Path, words: list[str]) -> list[str]:
 async def test_the_words_of_a_short_chat_leave_an_index_with_few_parts(store: Store, tmp_path: Path) -> None:
     await store.write(talk, "gone", SECRETS[:3])
     await store.write(hide, key_of("gone"), START)
-    await remove_deleted(store, AttachmentFolder(tmp_path / "files"), lambda chat_id: None, now)
+    await remove_deleted(store, AttachmentFolder(tmp_path / "files").remove, lambda chat_id: None, now)
     assert left_in(tmp_path / "home", SECRETS) == []
 
 
@@ -126,7 +126,7 @@ async def test_a_waiting_notice_is_deleted_with_its_chat(store: Store, tmp_path:
     chat = await store.write(talk, "gone", ["one"])
     await store.write(lambda db: receive(db, chat, "Background command 3 has ended.", kind=InboxKind.NOTICE))
     await store.write(hide, key_of("gone"), START)
-    await remove_deleted(store, AttachmentFolder(tmp_path / "files"), lambda chat_id: None, now)
+    await remove_deleted(store, AttachmentFolder(tmp_path / "files").remove, lambda chat_id: None, now)
     assert await store.read(lambda db: db.execute("SELECT count(*) FROM inbox").fetchall()) == [(0,)]
 
 
@@ -147,7 +147,7 @@ async def test_other_chats_write_while_a_chat_is_removed(store: Store, tmp_path:
     await store.write(talk, "gone", SECRETS)
     await store.write(hide, key_of("gone"), START)
     removal = asyncio.create_task(
-        remove_deleted(store, AttachmentFolder(tmp_path / "files"), lambda chat_id: None, now)
+        remove_deleted(store, AttachmentFolder(tmp_path / "files").remove, lambda chat_id: None, now)
     )
     for number in range(5):
         await store.write(talk, "gone", [f"fresh{number}"])
@@ -175,7 +175,7 @@ async def test_a_conversation_goes_with_its_sub_agents_and_the_others_stay(store
         await store.write(request, target)
         assert await store.read(load_requests) == [target]
         assert set(await store.write(begin, target, START) or []) in ({active.lineage_id, helper}, set())
-    await remove_deleted(store, AttachmentFolder(tmp_path / "files"), lambda chat_id: None, now)
+    await remove_deleted(store, AttachmentFolder(tmp_path / "files").remove, lambda chat_id: None, now)
     assert (await store.read(load_requests), await store.read(load_hidden_chats)) == ([], [])
     texts = await store.read(lambda db: scalars(db, str, "SELECT text FROM messages ORDER BY id"))
     assert texts == [SECRETS[4], "marigold"]
