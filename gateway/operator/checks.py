@@ -2,10 +2,12 @@
 
 import mmap
 import sqlite3
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from agent.context.limits import Limits
@@ -63,6 +65,17 @@ def check_database(db: Connection) -> CheckResult:
         f"{engine.describe(db)}: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
         f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered.",
     )
+
+
+def check_packages() -> list[CheckResult]:
+    """Check that no other program has installed packages with the names of ours next to them."""
+    owners = packages_distributions()
+    named = {owner for name in ("gateway", "platforms", "agent", "hermes_state") for owner in owners.get(name, ())}
+    others = " and ".join(sorted(named - {"hermes-gateway"}))
+    if not others or "hermes-gateway" not in named:
+        return []  # a wheel has a folder of its own for our packages
+    text = f"{others} and hermes-gateway overwrite each other's packages in {sys.prefix}. Install hermes-gateway"
+    return [warning("packages", f"{text} in an environment of its own, or its wheel (`make dist`).")]
 
 
 def check_admins(db: Connection, loaded: LoadedConfig) -> list[CheckResult]:

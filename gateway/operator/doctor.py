@@ -62,6 +62,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     else:
         python = sys.version.split()[0]
         yield fine("engine", f"Python {python}, SQLite {sqlite3.sqlite_version} with full-text search.")
+    yield from checks.check_packages()
     try:
         loaded = load_config(environ)
     except ConfigError as error:

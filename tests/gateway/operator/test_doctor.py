@@ -56,6 +56,24 @@ def test_a_fresh_machine_only_lacks_a_model(environ: dict[str, str], home: Path)
     assert list(home.iterdir()) == []
 
 
+@pytest.mark.parametrize("package", ["gateway", "other"])
+def test_another_program_with_our_package_names_is_named(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    assert "packages" not in findings(environ)
+    installed = tmp_path / "site" / "hermes_agent-0.19.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: hermes-agent\nVersion: 0.19.0\n")
+    (installed / "top_level.txt").write_text(f"{package}\nhermes_cli\n")
+    monkeypatch.syspath_prepend(installed.parent)
+    if package == "other":
+        assert "packages" not in findings(environ)
+    else:
+        found = findings(environ)["packages"]
+        assert found.verdict is CheckStatus.WARNING
+        assert "hermes-agent and hermes-gateway overwrite each other's packages" in found.text
+
+
 def test_a_file_in_place_of_the_state_directory_is_not_called_missing(environ: dict[str, str], home: Path) -> None:
     home.rmdir()
     home.touch()
