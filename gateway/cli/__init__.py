@@ -27,6 +27,7 @@ COMMANDS = {
     "status": ("status", "Show the state of the gateway."),
     "url": ("daemon", "Print a new link to the web chat."),
     "doctor": ("daemon", "Check configuration, files, database, model and service."),
+    "update": ("update", "Ask whether a newer version exists."),
     "service": ("service", "Install, remove and watch the systemd service."),
     "lineage": ("lookups", "Show the chain of sessions, oldest first."),
     "search": ("lookups", "Search all conversations."),

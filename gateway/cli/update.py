@@ -1,0 +1,76 @@
+"""`hermes-gateway update --check`: ask whether a newer version exists. Nothing else asks, and nothing is installed."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from gateway import installed_version
+from gateway.cli.output import Json, show
+from gateway.config import load_config, process_environment
+from gateway.operator.probes import newest_release
+from hermes_state.errors import CommandError
+from hermes_state.network import NetworkSettings
+from hermes_state.text import counted
+
+_UPGRADE = "To upgrade, see “Upgrade” in docs/guides/deploying.md."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    installed: str
+    newest: str
+    is_newer: bool
+    changes: tuple[str, ...] = ()
+
+
+def update(
+    is_check: Annotated[bool, typer.Option("--check", help="Ask whether a newer version exists.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Ask the clone's remote repository, or PyPI for an installed package. Installs nothing."""
+    if not is_check:
+        raise CommandError(f"This command only checks for a newer version: use `update --check`. {_UPGRADE}")
+    network, clone = load_config(process_environment()).config.network, Path(__file__).parents[2]
+    report = check_clone(clone, network) if (clone / ".git").exists() else check_package(newest_release(network))
+    lines = [f"{report.newest} is newer than {report.installed}. {_UPGRADE}", *report.changes]
+    show(report, lines if report.is_newer else [f"{report.installed} is the newest version."], as_json=as_json)
+
+
+def check_package(newest: str) -> UpdateReport:
+    installed = installed_version()
+    ours, theirs = ([int(number) for number in re.findall(r"\d+", version)] for version in (installed, newest))
+    return UpdateReport(installed=installed, newest=newest, is_newer=theirs > ours)
+
+
+def check_clone(clone: Path, network: NetworkSettings) -> UpdateReport:
+    """Fetch the upstream branch and compare it with the checked-out commit. Raises `CommandError`."""
+    address = urlsplit(_git(clone, "ls-remote", "--get-url"))
+    proxy = network.route("web")(address.scheme, address.hostname) if address.hostname else None
+    _git(clone, "fetch", "--quiet", **({} if proxy is None else {f"{address.scheme}_proxy": proxy.url}))
+    count = int(_git(clone, "rev-list", "--count", "HEAD..@{upstream}"))
+    diff = _git(clone, "diff", "--unified=0", "HEAD...@{upstream}", "--", "CHANGELOG.md")
+    return UpdateReport(
+        installed=f"{installed_version()} ({_git(clone, 'rev-parse', '--short', 'HEAD')})",
+        newest=f"{_git(clone, 'rev-parse', '--abbrev-ref', '@{upstream}')} ({counted(count, 'commit')} ahead)",
+        is_newer=count > 0,
+        changes=tuple(re.findall(r"^\+(## .*|- .*|  .*)$", diff, re.MULTILINE)[:30]),
+    )
+
+
+def _git(clone: Path, *words: str, **variables: str) -> str:
+    environ = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", **variables}
+    command = ("git", "-C", str(clone), *words)
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=environ)
+        return done.stdout.strip()
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["git failed"])[0].removeprefix("fatal: ")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    raise CommandError(f"Newer versions of {clone} could not be looked up: {reason.rstrip('.')}.")
