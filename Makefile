@@ -9,12 +9,12 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-CODE := gateway platforms agent hermes_state tests bench examples
+CODE := gateway platforms agent hermes_state release tests bench examples
 ARGS ?=
 # Optional packages that were installed once are kept up to date.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-documents $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster documents mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster soak scale quality figures texts walk screenshots catalog crash chaos months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster documents mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster soak scale quality figures texts walk screenshots catalog crash chaos months protocols fuzz dist test-dist lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,7 +57,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	@touch $@
 
 install: $(VENV)/.installed $(EXTRAS) ## create .venv with everything that a server needs
-	@$(BIN)/python -m compileall -q $(filter-out tests bench examples,$(CODE))
+	@$(BIN)/python -m compileall -q $(filter-out release tests bench examples,$(CODE))
 
 setup: $(VENV)/.installed-dev ## create .venv with everything for development
 
@@ -151,6 +151,17 @@ protocols: setup ## run the end-to-end tests over each model protocol, on asynci
 
 fuzz: setup ## run the property tests with far more random cases, and whole tables of faults; takes hours
 	@$(BIN)/python -m pytest -q -n 2 --timeout 0 --hypothesis-profile fuzz -m fuzz $(ARGS)
+
+dist: setup ## build a wheel and an sdist in dist/ that can be installed next to hermes-agent
+	@rm -rf build/stage dist && mkdir -p build dist
+	@$(BIN)/python release/stage.py build/stage
+	@cd build/stage && PYTHONDONTWRITEBYTECODE=1 ../../$(BIN)/python -c "import setuptools.build_meta as build; \
+		print(*(make('../../dist') for make in (build.build_sdist, build.build_wheel)), sep='\n')" \
+		> ../build.log 2>&1 || { cat ../build.log >&2; exit 1; }
+	@ls -l dist
+
+test-dist: dist ## install the wheel and hermes-agent into one environment, and run both; downloads from PyPI
+	@$(BIN)/python -m pytest tests/installed.py $(ARGS)
 
 check: setup ## check formatting, lint, layers, types, unit files and documentation
 	@$(BIN)/ruff format --check $(CODE)

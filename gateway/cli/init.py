@@ -108,7 +108,7 @@ def _run_command(environ: Mapping[str, str]) -> str:
     if found is not None and os.path.realpath(found) == os.path.realpath(program):
         command = "hermes-gateway run"
     elif os.path.basename(program) == "__main__.py":
-        command = f"{shlex.quote(sys.executable)} -m gateway run"
+        command = f"{shlex.quote(sys.executable)} -m {os.path.basename(os.path.dirname(program))} run"
     else:
         command = f"{shlex.quote(program)} run"
     home = environ.get("HERMES_HOME", "")

@@ -1,0 +1,1 @@
+"""The installed program. A folder of its own keeps its packages apart from those of hermes-agent."""
