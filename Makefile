@@ -14,7 +14,7 @@ ARGS ?=
 # Optional packages that were installed once are kept up to date.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-documents $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster documents mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster soak scale quality figures texts walk screenshots catalog crash chaos months protocols fuzz dist test-dist lock clean
+.PHONY: help install setup run anthropic cluster documents mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster soak scale quality figures texts walk screenshots catalog crash chaos months protocols fuzz upgrade-test dist test-dist lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -151,6 +151,10 @@ protocols: setup ## run the end-to-end tests over each model protocol, on asynci
 
 fuzz: setup ## run the property tests with far more random cases, and whole tables of faults; takes hours
 	@$(BIN)/python -m pytest -q -n 2 --timeout 0 --hypothesis-profile fuzz -m fuzz $(ARGS)
+
+upgrade-test: setup ## upgrade a database of every earlier version, kill migrations, and return to an earlier gateway
+	@$(BIN)/python -m pytest -n 2 --hypothesis-profile fuzz tests/hermes_state/engines/test_shipped.py \
+		tests/e2e/test_versions.py tests/e2e/test_upgrade.py $(ARGS)
 
 dist: setup ## build a wheel and an sdist in dist/ that can be installed next to hermes-agent
 	@rm -rf build/stage dist && mkdir -p build dist
