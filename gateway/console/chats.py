@@ -13,13 +13,14 @@ from agent.memory.notes import MemoryDirectory, Target, entries_in
 from gateway.console.registry import ConsoleContext, Page, field_of
 from gateway.models.routes import zone_of
 from gateway.models.selection import name_of
-from gateway.operator.forgetting import describe, stays
+from gateway.operator.forgetting import describe, find_target, stays
 from gateway.operator.lookups import LOOKUP_SECONDS, HistoryMessage, HistoryRequest, SearchRequest, find_place
 from gateway.operator.search_advice import search_advice
 from gateway.operator.why import load_explained, why_lines
 from gateway.times import parse_time
 from hermes_state.admin import audit, console
-from hermes_state.admin.deletion import DeletionTarget, hide, load_extent
+from hermes_state.admin.deletion import DeletionTarget, hide, is_busy, load_extent
+from hermes_state.admin.deletion import request as request_deletion
 from hermes_state.agents import stored_name
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StoreUnavailable, ToolError
@@ -216,6 +217,25 @@ async def delete(context: ConsoleContext, person: WebPerson, form: Mapping[str, 
     return "The chat has been deleted. You will get a message when it is gone from the database."
 
 
+async def load_forgetting(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
+    """Load a summary of what deleting a chat, a conversation or a person removes."""
+    words = field_of(query, "what").split()
+    target = await context.store.read(find_target, words)
+    extent = await context.store.read(load_extent, target)
+    return {"what": " ".join(words), "sentences": [describe(extent), *stays(target, extent)]}
+
+
+async def forget(context: ConsoleContext, person: WebPerson, form: Mapping[str, str]) -> str:
+    what = field_of(form, "what")
+    target = await context.store.read(find_target, what.split())
+    if await context.store.read(is_busy, target, only_turns=True):
+        raise CommandError("An answer is being written there. Stop it or wait for it, then try again.")
+    await context.store.write(request_deletion, target)
+    await context.record(person, "forget", what)
+    context.remove_deleted()
+    return "The deletion has begun and takes a few seconds."
+
+
 CHATS = Page(about=ConsolePage(name="chats", title="Chats"), load=load)
 TRANSCRIPT = Page(about=ConsolePage(name="transcript", title="Transcript", is_in_menu=False), load=load_transcript)
 AUDIT = Page(about=ConsolePage(name="audit", title="Audit list", is_in_menu=False), load=load_audit)
@@ -228,4 +248,7 @@ DELETION = Page(
     about=ConsolePage(name="deletion", title="Delete a chat", is_for_admins=False, is_in_menu=False),
     load=load_deletion,
     actions={"delete": delete},
+)
+FORGETTING = Page(
+    about=ConsolePage(name="forget", title="Delete", is_in_menu=False), load=load_forgetting, actions={"forget": forget}
 )

@@ -12,7 +12,7 @@ from platforms.console import ConsolePage, SentCommand, Values, WebPerson
 PAGES: tuple[Page, ...] = (
     *(chats.SEARCH, activity.OVERVIEW, chats.CHATS, people.PEOPLE, activity.LIVE, activity.COSTS),
     *(activity.COMPRESSIONS, settings.SETTINGS, settings.START, chats.WHY),
-    *(chats.TRANSCRIPT, chats.AUDIT, chats.MESSAGE, chats.DELETION, lineage.METER, lineage.LINEAGE),
+    *(chats.TRANSCRIPT, chats.AUDIT, chats.MESSAGE, chats.DELETION, chats.FORGETTING, lineage.METER, lineage.LINEAGE),
 )
 """All pages, in the order of the menu."""
 

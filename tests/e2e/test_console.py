@@ -147,6 +147,15 @@ async def test_a_chat_of_another_person_is_read_with_a_record(world: World, owne
     assert (status, "No chat, session or message" in text) == (409, True)
 
 
+async def test_an_admin_deletes_a_chat_of_another_person(world: World, owner: Visitor) -> None:
+    await world.converse("the gate code is 4711")
+    shown = await owner.read("forget?what=telegram:42")
+    assert "This removes 2 messages" in shown
+    assert 'action="/console/forget/forget"' in shown
+    assert "has begun" in await owner.act("forget", "forget", what="telegram:42")
+    await world.until_rows("SELECT count(*) FROM messages WHERE text LIKE '%4711%'", (0,))
+
+
 async def test_what_was_said_in_a_group_has_the_name_of_its_writer(world: World, owner: Visitor) -> None:
     since = len(world.gateway.log_bytes())
     await world.ask_in_group("/groupcontext@lab_gateway_bot on", "I read and store", user_id=1)
