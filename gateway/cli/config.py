@@ -18,7 +18,7 @@ from gateway.config.fields import FIELDS, needs_restart, variable_name
 from gateway.config.files import check_home, locate_home
 from gateway.config.loader import suggestion
 from gateway.config.schema import json_schema
-from gateway.config.writing import load_draft, migrated_files, new_files, read_text, saved_files, write_files
+from gateway.config.writing import migrated_files, new_files, read_text, saved_files, write_files
 from gateway.models.routes import missing_keys, routes_of_agents
 from gateway.operator.effective import effective_settings, setting_text, shown_settings
 from gateway.operator.socket import DaemonNotRunningError, ask
@@ -120,7 +120,7 @@ def set_value(
     except yaml.YAMLError as error:
         raise ConfigError(f"{key}: the value is not valid YAML; quote it, such as '\"a: b\"'") from error
     files = new_files(home, {variable: "" if written is None else written}, keeps=True)
-    loaded = load_draft(environ, home, files)
+    loaded = load_config(environ, files)
     if (source := loaded.sources[key]) in (variable, f"credential {variable}"):
         raise ConfigError(f"{source} overrides {key} in the files: change it there")
     write_files(home, files)
@@ -165,7 +165,7 @@ def migrate(
         echo(redact(line))
     if is_dry:
         return
-    load_draft(environ, home, files)
+    load_config(environ, files)
     write_files(home, files)
     echo(f"Saved in {home}. `hermes-gateway config migrate --rollback` puts the old files back.")
 

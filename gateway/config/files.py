@@ -46,14 +46,12 @@ class YamlFile:
         return f"{self.path} line {self.lines[key]}" if key in self.lines else str(self.path)
 
 
-def read_yaml(path: Path) -> YamlFile:
-    """Return the mapping in `path`, or an empty mapping if the file does not exist or is empty.
+def read_yaml(path: Path, draft: str | None = None) -> YamlFile:
+    """Return the mapping in `path`, or in the text that will be written there, or an empty mapping without a text.
 
     Raises `ConfigError` for bad YAML, a duplicate key, or a file that is not a mapping.
     """
-    text = _read_text(path)
-    if text is None:
-        return YamlFile(path=path)
+    text = _checked_text(path, draft)
     try:
         loader = yaml.SafeLoader(text)
     except yaml.YAMLError as error:  # the text has a character that YAML does not allow
@@ -78,11 +76,12 @@ def read_yaml(path: Path) -> YamlFile:
     return YamlFile(path=path, values=values, lines=lines)
 
 
-def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """Return the variables in `path` and a warning for each ignored line, or nothing if the file does not exist."""
-    content = _read_text(path)
-    if content is None:
-        return {}, ()
+def read_env_file(path: Path, draft: str | None = None) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """Return the variables in `path`, or in the text that will be written there, and a warning for each ignored line.
+
+    A file that does not exist has no variables.
+    """
+    content = _checked_text(path, draft)
     values: dict[str, str] = {}
     warnings: list[str] = []
     for binding in parse_stream(io.StringIO(content)):
@@ -97,14 +96,15 @@ def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
     return values, tuple(warnings)
 
 
-def _read_text(path: Path) -> str | None:
+def _checked_text(path: Path, draft: str | None = None) -> str:
+    """Return the text of a file, or its draft. The text of a file that does not exist is empty."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        if (path.stat().st_size if draft is None else len(draft.encode())) > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes: keep only the configuration in it")
-        return path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig") if draft is None else draft
     except FileNotFoundError:
-        return None
-    except UnicodeDecodeError as error:
+        return ""
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}): save the file as UTF-8") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}; check its permissions") from error

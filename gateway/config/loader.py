@@ -139,14 +139,15 @@ class ReloadPlan:
     needs_restart: tuple[str, ...]
 
 
-def load_config(environ: Mapping[str, str]) -> LoadedConfig:
+def load_config(environ: Mapping[str, str], drafts: Mapping[str, str] | None = None) -> LoadedConfig:
     """Read and check the whole configuration. Reads only `environ`, never the process environment.
 
+    `drafts` has new texts for `config.yaml` and `.env`, to check them before they are written.
     Raises `ConfigRejected` with every problem in the settings, each with its source and key, and
     `ConfigError` if a file cannot be read or belongs to another program.
     """
     state = find_state(environ)
-    sources, file, warnings = _read(environ, state)
+    sources, file, warnings = _read(environ, state, drafts or {})
     check_config_is_ours(file)
     chosen = _choose(sources, file)
     old = {key: chosen.pop(key) for key in OLD_KEYS & chosen.keys()}
@@ -246,7 +247,7 @@ def find_store_url(environ: Mapping[str, str]) -> str | None:
     Raises `ConfigError` if the address is invalid or misspelt, or if a file cannot be read. Otherwise, a command could
     use the SQLite file by mistake. Does not open the database.
     """
-    sources, file, _ = _read(environ, StateDirectory(home=locate_home(environ)))
+    sources, file, _ = _read(environ, StateDirectory(home=locate_home(environ)), {})
     key: KeyPath = ("store", "url")
     found = _choose(sources, file).get(key)
     config, problems = _checked({key: found} if found is not None else {}, file)
@@ -281,10 +282,12 @@ def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
     return replace(new, config=with_values(new.config, kept), home=old.home, sources=sources, named_agents=agents)
 
 
-def _read(environ: Mapping[str, str], state: StateDirectory) -> tuple[_Sources, YamlFile, tuple[str, ...]]:
+def _read(
+    environ: Mapping[str, str], state: StateDirectory, drafts: Mapping[str, str]
+) -> tuple[_Sources, YamlFile, tuple[str, ...]]:
     """Return the sources of variables, the content of `config.yaml`, and warnings about the files."""
-    file = read_yaml(state.config_file)
-    env_file, warnings = read_env_file(state.env_file)
+    file = read_yaml(state.config_file, drafts.get("config.yaml"))
+    env_file, warnings = read_env_file(state.env_file, drafts.get(".env"))
     credentials, unknown = _read_credentials(environ)
     sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
     return sources, file, (*warnings, *unknown)

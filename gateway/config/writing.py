@@ -7,7 +7,6 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -16,7 +15,6 @@ from dotenv.parser import parse_stream
 from gateway.config.blocks import is_secret
 from gateway.config.fields import FIELDS, VARIABLES, dotted, variable_name
 from gateway.config.files import KeyPath, prepare_home, read_env_file, read_yaml
-from gateway.config.loader import LoadedConfig, load_config
 from gateway.config.old_keys import OLD_KEYS, WITH_BLOCKS, carried
 from hermes_state.errors import ConfigError
 
@@ -71,17 +69,6 @@ def migrated_files(home: Path) -> Mapping[str, str]:
         "config.yaml": _edited(config, read_text(config), removed | new),
         ".env": _without(read_text(home / ".env"), [name for name in variables if name in names]),
     }
-
-
-def load_draft(environ: Mapping[str, str], home: Path, files: Mapping[str, str]) -> LoadedConfig:
-    """Return the configuration that would result from writing `files`. Raises `ConfigError` if it is invalid."""
-    prepare_home(home)
-    with TemporaryDirectory(prefix="draft-", dir=home) as folder:
-        write_files(Path(folder), files)
-        try:
-            return load_config({**environ, "HERMES_HOME": folder})
-        except ConfigError as error:
-            raise ConfigError(str(error).replace(folder, str(home))) from error
 
 
 def write_files(home: Path, files: Mapping[str, str]) -> None:

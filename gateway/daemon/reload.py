@@ -18,7 +18,7 @@ from gateway.config import (
     reload_differences,
 )
 from gateway.config.fields import VARIABLES, dotted
-from gateway.config.writing import load_draft, new_files, write_files
+from gateway.config.writing import new_files, write_files
 from gateway.daemon.agent import AgentMaker, agent_inputs
 from gateway.daemon.tools import BuiltInTools
 from gateway.logs import update_logging
@@ -64,7 +64,7 @@ class Reloader:
         if not answers:
             return load_config(self.environ)
         home = self.live.loaded.home
-        loaded = load_draft(self.environ, home, new_files(home, answers, keeps=True))
+        loaded = load_config(self.environ, new_files(home, answers, keeps=True))
         for variable in answers:
             source = loaded.sources[dotted(VARIABLES[variable])]
             if source in (variable, f"credential {variable}"):

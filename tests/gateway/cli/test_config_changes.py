@@ -88,3 +88,16 @@ def test_the_schema_knows_every_block(run: Run) -> None:
     schema = json.loads(run("config", "schema").output)
     assert schema["properties"]["local"]["properties"]["port"]["maximum"] == 65_535
     assert schema["properties"]["model"]["additionalProperties"] is False
+
+
+def test_settings_can_name_files_in_the_home(run: Run, home: Path) -> None:
+    agents = "agents:\n  chef: {persona: chef.md, skills: cooking}\n  bob: {}\n"
+    (home / "config.yaml").write_text("compression: {summary_model: small}\n" + agents)
+    (home / "chef.md").write_text("You are a chef.")
+    (home / "cooking").mkdir()
+    assert run("config", "set", "model.name", "m").exit_code == 0
+    assert run("config", "migrate").exit_code == 0
+    (home / "chef.md").unlink()
+    refused = str(run("config", "set", "model.name", "n").exception)
+    assert refused.endswith(f"agents.chef.persona: there is no file {home / 'chef.md'}")
+    assert "name: m\n" in (home / "config.yaml").read_text()
