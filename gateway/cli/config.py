@@ -20,7 +20,7 @@ from gateway.config.loader import suggestion
 from gateway.config.schema import json_schema
 from gateway.config.writing import migrated_files, new_files, read_text, saved_files, write_files
 from gateway.models.routes import missing_keys, routes_of_agents
-from gateway.operator.effective import effective_settings, setting_text, shown_settings
+from gateway.operator.effective import comparable_settings, effective_settings, setting_text
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.engines.opening import missing_driver
 from hermes_state.errors import ConfigError
@@ -134,13 +134,13 @@ def diff(as_json: Json = False) -> None:
     """Compare the files with the running gateway, or with the defaults if none is running."""
     loaded = load_config(process_environment())
     try:
-        before, column = ask(loaded.control_socket, "settings"), "RUNNING"
+        before, column = ask(loaded.control_socket, "config.values"), "RUNNING"
     except DaemonNotRunningError:
-        before, column = shown_settings(Config()), "DEFAULT"
-    changed = {key: value for key, value in shown_settings(loaded.config).items() if value != before[key]}
+        before, column = comparable_settings(Config()), "DEFAULT"
     rows = [
-        {"key": key, "before": before[key], "after": value, "source": loaded.sources[key]}
-        for key, value in changed.items()
+        {"key": key, "before": before.get(key, [None])[0], "after": found[0], "source": loaded.sources[key]}
+        for key, found in comparable_settings(loaded.config).items()
+        if found != before.get(key)
     ]
     cells = [(row["key"], setting_text(row["before"]), setting_text(row["after"]), row["source"]) for row in rows]
     lines = table(("SETTING", column, "FILES", "FROM"), cells) if rows else ["There are no differences."]

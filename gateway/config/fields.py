@@ -45,10 +45,10 @@ def values_of(config: object, above: KeyPath = ()) -> Iterator[tuple[KeyPath, An
 
 def secrets_of(config: object) -> tuple[str, ...]:
     """Return every configured secret, so that it can be redacted exactly."""
-    return tuple(secret for _, value in values_of(config) for secret in _secrets_in(value) if secret)
+    return tuple(secret for _, value in values_of(config) for secret in secrets_in(value) if secret)
 
 
-def _secrets_in(value: object, name: object = "") -> Iterator[str]:
+def secrets_in(value: object, name: object = "") -> Iterator[str]:
     """Yield the secrets in a value, and the value itself if `name` marks it as a secret."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
@@ -60,10 +60,10 @@ def _secrets_in(value: object, name: object = "") -> Iterator[str]:
         yield from secrets_of(value)
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _secrets_in(inner, key)
+            yield from secrets_in(inner, key)
     elif isinstance(value, (tuple, list)):  # an argument such as `--api-key` marks the next argument as secret
         for before, inner in zip(("", *value), value, strict=False):
-            yield from _secrets_in(inner, before)
+            yield from secrets_in(inner, before)
 
 
 _MAY_BE_KEY = re.compile(r"(?!-)(?=.{0,100}[0-9]|.{12}).+", re.DOTALL)

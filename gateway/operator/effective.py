@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from pydantic import SecretStr
@@ -9,7 +10,7 @@ from pydantic import SecretStr
 from agent.model.catalog import SizeSource
 from gateway.config import LoadedConfig
 from gateway.config.blocks import fields_of, is_block
-from gateway.config.fields import DEFAULT_SOURCE, dotted, values_of
+from gateway.config.fields import DEFAULT_SOURCE, dotted, secrets_in, values_of
 from gateway.config.settings import Config
 from gateway.models.routes import capacity_in, window_from
 from hermes_state.redaction import MARK, redact
@@ -24,6 +25,12 @@ def effective_settings(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:  # `
 def shown_settings(config: Config) -> dict[str, Any]:
     """Return the configured value or the default of every setting, by key."""
     return {dotted(key): _shown(value) for key, value in values_of(config)}
+
+
+def comparable_settings(config: Config) -> dict[str, list[Any]]:
+    """Return the shown value of every setting, and a digest of the secrets in it, because all secrets look the same."""
+    digests = {key: sha256("\0".join(secrets_in(value)).encode()).hexdigest() for key, value in values_of(config)}
+    return {dotted(key): [_shown(value), digests[key]] for key, value in values_of(config)}
 
 
 def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:

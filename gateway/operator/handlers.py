@@ -30,7 +30,7 @@ from gateway.models.selection import Runtime
 from gateway.operator import checks
 from gateway.operator.browsers import browser_rows, served_elsewhere
 from gateway.operator.checks import CheckResult, CheckStatus, failed, fine, warning
-from gateway.operator.effective import shown_settings
+from gateway.operator.effective import comparable_settings
 from gateway.operator.forgetting import Forgetter
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up, tool_row
 from gateway.operator.socket import Handler
@@ -79,7 +79,7 @@ class OperatorHandler:
     def handlers(self) -> Mapping[str, Handler]:
         return {
             "status": self.status,
-            "settings": self.list_settings,
+            "config.values": self.list_settings,
             "pair.list": lambda _: self.store.read(load_pairing_rows, self.clock.now()),
             "pair.approve": self.approve,
             "pair.revoke": self.revoke,
@@ -122,7 +122,7 @@ class OperatorHandler:
         }
 
     async def list_settings(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        return shown_settings(self.loaded().config)
+        return comparable_settings(self.loaded().config)
 
     async def _work(self) -> Mapping[str, Any]:
         """Return what waits, and today's spending. Return nothing while the database does not answer."""

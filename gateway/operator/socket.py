@@ -113,6 +113,8 @@ def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, time
     if not line.endswith(b"\n"):
         raise CommandError("The gateway closed the connection without an answer. Its log says why.")
     answer = orjson.loads(line)
+    if not answer["ok"] and answer["error"].startswith("Unknown request"):
+        raise CommandError("The running gateway has a different version and lacks this command. Restart it.")
     if not answer["ok"]:
         raise CommandError(answer["error"])
     return answer["result"]

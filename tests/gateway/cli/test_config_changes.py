@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from gateway.config import load_config
-from gateway.operator.effective import shown_settings
+from gateway.operator.effective import comparable_settings
 from gateway.operator.socket import serve_control
 from hermes_state.errors import ConfigError
+from hermes_state.redaction import MARK
 from tests.gateway.cli.test_cli import threaded
 from tests.gateway.command_line import answering
 from tests.gateway.helpers import Run
@@ -60,14 +61,28 @@ async def test_the_differences_from_a_running_gateway_and_from_the_defaults(run:
     def keys(output: str) -> list[tuple[str, Any, Any]]:
         return [(row["key"], row["before"], row["after"]) for row in json.loads(output)]
 
-    running = shown_settings(load_config({"HERMES_HOME": str(home)}).config)
+    running = comparable_settings(load_config({"HERMES_HOME": str(home)}).config)
     assert keys(run("config", "diff", "--json").output) == [("local.port", 8765, 9000)]
 
-    async with serve_control(home / "control.sock", {"settings": answering(running)}):
+    async with serve_control(home / "control.sock", {}):
+        refused = await threaded(run, "config", "diff")
+    assert "has a different version" in str(refused.exception)
+    async with serve_control(home / "control.sock", {"config.values": answering(running)}):
         assert (await threaded(run, "config", "diff")).output == "There are no differences.\n"
         run("config", "set", "sessions.groups", "per_user")
+        run("config", "set", "model.extra_headers", '{"x-key": "hdr-1"}')
+        running["model.extra_headers"] = comparable_settings(load_config({"HERMES_HOME": str(home)}).config)[
+            "model.extra_headers"
+        ]
+        run("config", "set", "model.extra_headers", '{"x-key": "hdr-2"}')
+        del running["local.port"]  # the gateway has another version
         found = (await threaded(run, "config", "diff", "--json")).output
-    assert keys(found) == [("sessions.groups", "shared", "per_user")]
+    assert keys(found) == [
+        ("local.port", None, 9000),
+        ("model.extra_headers", {"x-key": MARK}, {"x-key": MARK}),
+        ("sessions.groups", "shared", "per_user"),
+    ]
+    assert "hdr-" not in found
 
 
 def test_a_migration_can_be_shown_and_taken_back(run: Run, home: Path) -> None:
