@@ -15,10 +15,10 @@ from gateway.config import Config, ConfigRejected, LoadedConfig, load_config, pr
 from gateway.config.blocks import is_secret
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import FIELDS, needs_restart, variable_name
-from gateway.config.files import check_home, locate_home
+from gateway.config.files import check_home, locate_home, read_text
 from gateway.config.loader import suggestion
 from gateway.config.schema import json_schema
-from gateway.config.writing import migrated_files, new_files, read_text, saved_files, write_files
+from gateway.config.writing import migrated_files, new_files, saved_files, write_files
 from gateway.models.routes import missing_keys, routes_of_agents
 from gateway.operator.effective import comparable_settings, effective_settings, setting_text
 from gateway.operator.socket import DaemonNotRunningError, ask

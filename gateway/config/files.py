@@ -51,7 +51,7 @@ def read_yaml(path: Path, draft: str | None = None) -> YamlFile:
 
     Raises `ConfigError` for bad YAML, a duplicate key, or a file that is not a mapping.
     """
-    text = _checked_text(path, draft)
+    text = read_text(path, draft)
     try:
         loader = yaml.SafeLoader(text)
     except yaml.YAMLError as error:  # the text has a character that YAML does not allow
@@ -81,7 +81,7 @@ def read_env_file(path: Path, draft: str | None = None) -> tuple[Mapping[str, st
 
     A file that does not exist has no variables.
     """
-    content = _checked_text(path, draft)
+    content = read_text(path, draft)
     values: dict[str, str] = {}
     warnings: list[str] = []
     for binding in parse_stream(io.StringIO(content)):
@@ -96,7 +96,7 @@ def read_env_file(path: Path, draft: str | None = None) -> tuple[Mapping[str, st
     return values, tuple(warnings)
 
 
-def _checked_text(path: Path, draft: str | None = None) -> str:
+def read_text(path: Path, draft: str | None = None) -> str:
     """Return the text of a file, or its draft. The text of a file that does not exist is empty."""
     try:
         if (path.stat().st_size if draft is None else len(draft.encode())) > MAX_FILE_BYTES:

@@ -3,10 +3,13 @@
 Comments, order and quotes of an existing file stay as they are.
 """
 
+import fcntl
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
+from tempfile import mkstemp
 from typing import Any
 
 import yaml
@@ -14,7 +17,7 @@ from dotenv.parser import parse_stream
 
 from gateway.config.blocks import is_secret
 from gateway.config.fields import FIELDS, VARIABLES, dotted, variable_name
-from gateway.config.files import KeyPath, prepare_home, read_env_file, read_yaml
+from gateway.config.files import KeyPath, prepare_home, read_env_file, read_text, read_yaml
 from gateway.config.old_keys import OLD_KEYS, WITH_BLOCKS, carried
 from hermes_state.errors import ConfigError
 
@@ -71,29 +74,52 @@ def migrated_files(home: Path) -> Mapping[str, str]:
     }
 
 
-def write_files(home: Path, files: Mapping[str, str]) -> None:
-    """Write files to the state directory. Raises `ConfigError` if this is impossible."""
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Create the state directory and lock it, so that no other command changes its files at the same time."""
     prepare_home(home)
-    for name, text in files.items():
-        replace_file(home / name, text)
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file atomically, readable only by its owner. An existing file is kept as `.bak`."""
-    new = path.with_name(path.name + ".new")
+    descriptor = os.open(home, os.O_RDONLY)
     try:
-        new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
+        with suppress(OSError):  # some network file systems cannot lock a directory
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_files(home: Path, files: Mapping[str, str]) -> None:
+    """Write files to the state directory atomically, readable only by their owner. A changed file is kept as `.bak`.
+
+    Links, owners and line ends (LF or CRLF) of existing files stay. Raises `ConfigError` if a file cannot be written.
+    """
+    prepare_home(home)
+    for path, text in ((home / name, text) for name, text in files.items()):
+        try:
+            target = path.resolve()
+            old = target.read_bytes() if target.exists() else b""
+            data = (text.replace("\n", "\r\n") if b"\r\n" in old else text).encode()
+            owner = (target if target.exists() else target.parent).stat()
+            if old and old != data:
+                _write(path.with_name(f"{path.name}.bak"), old, owner)
+            if old != data:
+                _write(target, data, owner)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _write(path: Path, data: bytes, owner: os.stat_result) -> None:
+    descriptor, name = mkstemp(prefix=f"{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            if os.geteuid() == 0:  # otherwise, the gateway's own user could not read the file any more
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            file.write(data)
             file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            old = path.with_name(path.name + ".bak")
-            old.unlink(missing_ok=True)
-            os.link(path, old)  # a hard link, so that the configuration file exists at all times
-        new.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+            os.fsync(descriptor)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def _edited(path: Path, text: str, values: Mapping[KeyPath, Any]) -> str:
@@ -215,13 +241,3 @@ def saved_files(home: Path) -> Mapping[str, str]:
     if not found:
         raise ConfigError(f"{home}: there is no config.yaml.bak or .env.bak to put back")
     return {name: read_text(path) for name, path in found.items()}
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file, or an empty text if it does not exist. Raises `ConfigError` if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error

@@ -18,7 +18,7 @@ from gateway.config import (
     reload_differences,
 )
 from gateway.config.fields import VARIABLES, dotted
-from gateway.config.writing import new_files, write_files
+from gateway.config.writing import locked, new_files, write_files
 from gateway.daemon.agent import AgentMaker, agent_inputs
 from gateway.daemon.tools import BuiltInTools
 from gateway.logs import update_logging
@@ -56,9 +56,13 @@ class Reloader:
     async def save(self, answers: Mapping[str, str]) -> ReloadPlan:
         """Write the answers to the files, keep all other values, and reload. Raises `ConfigError` if this fails."""
         async with self._lock:
-            home = self.live.loaded.home
-            await asyncio.to_thread(lambda: write_files(home, new_files(home, answers, keeps=True)))
+            await asyncio.to_thread(self._write, answers)
             return await self._apply()
+
+    def _write(self, answers: Mapping[str, str]) -> None:
+        home = self.live.loaded.home
+        with locked(home):
+            write_files(home, new_files(home, answers, keeps=True))
 
     def _preview(self, answers: Mapping[str, str]) -> LoadedConfig:
         if not answers:

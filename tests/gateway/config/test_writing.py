@@ -1,5 +1,7 @@
 """Changes of `config.yaml` and `.env` by the program."""
 
+import fcntl
+import os
 import stat
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from gateway.config.writing import (
     MODEL_NAME,
     MODEL_PROTOCOL,
     TELEGRAM_TOKEN,
+    locked,
     migrated_files,
     new_files,
     saved_files,
@@ -128,3 +131,30 @@ compression:
     assert migrated_files(tmp_path) == {name: (tmp_path / name).read_text() for name in ("config.yaml", ".env")}
     write_files(tmp_path, saved_files(tmp_path))
     assert (tmp_path / "config.yaml").read_text() == old
+
+
+def test_a_write_keeps_the_link_the_owner_the_line_ends_and_a_private_copy(tmp_path: Path) -> None:
+    home, real = tmp_path / "home", tmp_path / "real.yaml"
+    home.mkdir()
+    old = b"# mine\r\nmodel:\r\n  name: a\r\n"
+    real.write_bytes(old)
+    real.chmod(0o644)
+    (home / "config.yaml").symlink_to(real)
+    owner = 1234 if os.geteuid() == 0 else os.geteuid()  # only root can give a file away
+    os.chown(real, owner, -1)
+    save(home, **{MODEL_NAME: "b"})
+    save(home, **{MODEL_NAME: "b"})  # without a change, the copy stays
+    assert (home / "config.yaml").is_symlink()
+    assert real.read_bytes() == old.replace(b"a\r\n", b"b\r\n")
+    copy = home / "config.yaml.bak"
+    assert copy.read_bytes() == old
+    assert {(stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) for path in (real, copy)} == {(0o600, owner)}
+    assert {path.name for path in home.iterdir() if path.is_file()} == {"config.yaml", "config.yaml.bak"}
+
+
+def test_one_process_at_a_time_changes_the_files(tmp_path: Path) -> None:
+    other = os.open(tmp_path, os.O_RDONLY)
+    with locked(tmp_path), pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
