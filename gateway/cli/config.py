@@ -1,6 +1,7 @@
 """`hermes-gateway config …` and `plugins list`."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
@@ -14,18 +15,26 @@ from gateway.cli.output import Json, echo, print_json, show, table
 from gateway.config import Config, ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.blocks import is_secret
 from gateway.config.docs import describe_settings, settings_markdown
-from gateway.config.fields import FIELDS, needs_restart, variable_name
-from gateway.config.files import check_home, locate_home, read_text
+from gateway.config.fields import DEFAULT_SOURCE, FIELDS, needs_restart, variable_name
+from gateway.config.files import check_home, locate_home, read_env_file, read_text
 from gateway.config.loader import suggestion
 from gateway.config.schema import json_schema
-from gateway.config.writing import migrated_files, new_files, saved_files, write_files
+from gateway.config.writing import (
+    NAMES,
+    files_before_migration,
+    locked,
+    lost_comments,
+    migrated_files,
+    new_files,
+    write_files,
+)
 from gateway.models.routes import missing_keys, routes_of_agents
 from gateway.operator.effective import comparable_settings, effective_settings, setting_text
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.engines.opening import missing_driver
 from hermes_state.errors import ConfigError
 from hermes_state.files import missing_client
-from hermes_state.redaction import redact
+from hermes_state.redaction import Redactor
 
 config = typer.Typer(no_args_is_help=True, help="Check, show and change the configuration.", rich_markup_mode=None)
 
@@ -101,32 +110,40 @@ def schema() -> None:
 def set_value(
     key: Annotated[str, typer.Argument(help="Key with dots, such as local.port.")],
     value: Annotated[
-        str | None, typer.Argument(help="Value in YAML. '' removes the key. Without a value, the command asks for it.")
+        str | None, typer.Argument(help="Text as it is, or other value in YAML; '' removes the key (default: asks).")
     ] = None,
 ) -> None:
-    """Change one setting in config.yaml; a secret is written to .env. Comments stay, and the old file is kept as .bak.
+    """Change one setting in config.yaml; a secret is written to .env. The old file is kept as .bak.
 
-    The command changes nothing if the new configuration would be invalid.
+    Comments of other lines stay. The command changes nothing if the new configuration would be invalid.
     """
     environ = process_environment()
     home, path = locate_home(environ), tuple(key.split("."))
     check_home(home)
     if path not in FIELDS:
         raise ConfigError(f"unknown key {key}{suggestion(path)}")
-    is_hidden, variable = is_secret(FIELDS[path]), variable_name(path)
+    is_hidden, variable, kind = is_secret(FIELDS[path]), variable_name(path), FIELDS[path].annotation
     text: str = typer.prompt(f"Value of {key}", hide_input=is_hidden, err=True) if value is None else value
     try:
-        written = text if is_hidden or FIELDS[path].annotation in (str, str | None) else yaml.safe_load(text)
+        is_text = kind in (str, str | None) or (is_hidden and "dict[" not in str(kind))
+        written = text if is_text else yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{key}: the value is not valid YAML; quote it, such as '\"a: b\"'") from error
-    files = new_files(home, {variable: "" if written is None else written}, keeps=True)
-    loaded = load_config(environ, files)
-    if (source := loaded.sources[key]) in (variable, f"credential {variable}"):
-        raise ConfigError(f"{source} overrides {key} in the files: change it there")
-    write_files(home, files)
+    is_removed = written in (None, "")
+    with locked(home):
+        files = new_files(home, {variable: "" if is_removed else written}, keeps=True)
+        loaded = load_config(environ, files)
+        if (source := loaded.sources[key]) in (variable, f"credential {variable}"):
+            raise ConfigError(f"{source} overrides {key} in the files: change it there")
+        lost = lost_comments(read_text(home / "config.yaml"), files["config.yaml"])
+        write_files(home, files)
     when = "the next start" if needs_restart(path) else "a reload (`/reload` or SIGHUP)"
-    name = ".env" if is_hidden else "config.yaml"
-    echo(f"{'Set' if text else 'Removed'} {key} in {home / name}. A running gateway uses it after {when}.")
+    done = f"Removed {key} in {home}" if is_removed else f"Set {key} in {home / NAMES[is_hidden]}"
+    echo(f"{done}. A running gateway uses it after {when}.")
+    if is_removed and source != DEFAULT_SOURCE:
+        echo(f"{key} is still set: its value comes from {source}.")
+    if lost:
+        echo(f"Comments dropped from the changed lines: {lost}. They are still in config.yaml.bak.")
 
 
 @config.command()
@@ -150,28 +167,36 @@ def diff(as_json: Json = False) -> None:
 @config.command()
 def migrate(
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Show the changes without writing them.")] = False,
-    is_undo: Annotated[bool, typer.Option("--rollback", help="Put the .bak files back.")] = False,
+    is_undo: Annotated[bool, typer.Option("--rollback", help="Undo the last migration.")] = False,
 ) -> None:
-    """Replace keys of earlier versions in config.yaml and .env. The old files are kept as .bak."""
+    """Replace keys of earlier versions in config.yaml and .env. The old files are kept as .before-migrate.
+
+    The command changes nothing if a setting would get a different value.
+    """
     environ = process_environment()
     home = locate_home(environ)
     check_home(home)
-    files = saved_files(home) if is_undo else migrated_files(home)
-    changes = [line for name, text in files.items() for line in _changes(home / name, text)]
-    if not changes:
-        echo("Nothing to change.")
-        return
-    for line in changes:
-        echo(redact(line))
-    if is_dry:
-        return
-    load_config(environ, files)
-    write_files(home, files)
-    echo(f"Saved in {home}. `hermes-gateway config migrate --rollback` puts the old files back.")
+    with nullcontext() if is_dry else locked(home):
+        if is_undo:
+            files = files_before_migration(home)
+            lines = [f"{'Would put' if is_dry else 'Put'} back the files from before the last migration in {home}."]
+            load_config(environ, files)
+        else:
+            loaded = load_config(environ)
+            files, old = migrated_files(environ, loaded), {name: read_text(home / name) for name in NAMES}
+            before, after = (_shown(texts, loaded.secrets()) for texts in (old, files or old))
+            lines = [*unified_diff(before, after, "before", "after", lineterm="", n=0)]
+        if not is_dry:
+            write_files(home, files)
+    if lines and not (is_dry or is_undo):
+        lines.append(f"Saved in {home}. `hermes-gateway config migrate --rollback` puts the old files back.")
+    echo("\n".join(lines or ["Nothing to change."]))
 
 
-def _changes(path: Path, new: str) -> Iterator[str]:
-    return unified_diff(read_text(path).splitlines(), new.splitlines(), str(path), f"{path} (new)", lineterm="")
+def _shown(files: Mapping[str, str], secrets: Sequence[str]) -> list[str]:
+    """Return the lines of `config.yaml` with secrets redacted, and the names of the variables in `.env`."""
+    names = (f".env: {name}" for name in read_env_file(Path(".env"), files[".env"])[0])
+    return [*Redactor(secrets)(files["config.yaml"]).splitlines(), *names]
 
 
 def _warning_lines(loaded: LoadedConfig) -> list[str]:

@@ -89,6 +89,8 @@ class LoadedConfig(StateDirectory):
     """Messages for the operator about problems that do not prevent a start."""
     sources: Mapping[str, str]
     """Source of each key's value, by key such as `local.port`: a variable, a credential, a file or `default`."""
+    carried: Chosen = dataclass_field(default_factory=dict)
+    """Effective values of keys of earlier versions, under the new keys."""
     old_secrets: tuple[str, ...] = ()
     """Secrets that are set under keys of earlier versions. The gateway does not use them, but must redact them."""
     named_agents: Mapping[str, AgentConfig] = dataclass_field(default_factory=dict)
@@ -151,7 +153,9 @@ def load_config(environ: Mapping[str, str], drafts: Mapping[str, str] | None = N
     check_config_is_ours(file)
     chosen = _choose(sources, file)
     old = {key: chosen.pop(key) for key in OLD_KEYS & chosen.keys()}
-    chosen = carried(old, chosen.get(("model", "aliases"), ({}, ""))[0]) | chosen
+    new = carried(old, chosen.get(("model", "aliases"), ({}, ""))[0])
+    new = {key: found for key, found in new.items() if key not in chosen}
+    chosen |= new
     warnings = (*warnings, *_warn_unknown_variables(sources), *_old_notices(old, chosen, file))
     config, problems = _checked(chosen, file)
     unknown = [line for _, line in _unknown_keys(file)]
@@ -176,6 +180,7 @@ def load_config(environ: Mapping[str, str], drafts: Mapping[str, str] | None = N
         home=state.home,
         warnings=warnings,
         sources={dotted(key): chosen[key][1] if key in chosen else DEFAULT_SOURCE for key in FIELDS},
+        carried=new,
         old_secrets=tuple(_secrets_of_old(old)),
         named_agents=agents,
     )

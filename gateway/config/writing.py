@@ -1,11 +1,14 @@
 """Change `config.yaml` and `.env`: for `init`, `config set`, `config migrate` and the pages of the web chat.
 
-Comments, order and quotes of an existing file stay as they are.
+In an existing file, only the lines of changed keys change. `lost_comments` counts the comments in them.
 """
 
 import fcntl
+import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
@@ -17,8 +20,9 @@ from dotenv.parser import parse_stream
 
 from gateway.config.blocks import is_secret
 from gateway.config.fields import FIELDS, VARIABLES, dotted, variable_name
-from gateway.config.files import KeyPath, prepare_home, read_env_file, read_text, read_yaml
-from gateway.config.old_keys import OLD_KEYS, WITH_BLOCKS, carried
+from gateway.config.files import KeyPath, YamlFile, prepare_home, read_env_file, read_text, read_yaml
+from gateway.config.loader import LoadedConfig, load_config, reload_differences
+from gateway.config.old_keys import OLD_KEYS, WITH_BLOCKS
 from hermes_state.errors import ConfigError
 
 TELEGRAM_TOKEN = "HERMES_TELEGRAM__TOKEN"
@@ -32,6 +36,8 @@ ADMINS = "HERMES_ACCESS__ADMINS"
 SECRETS = tuple(name for name, key in VARIABLES.items() if is_secret(FIELDS[key]))
 """Variables that are written to `.env`. All others are written to `config.yaml`."""
 
+NAMES = ("config.yaml", ".env")
+_BEFORE = ".before-migrate"
 _HEADER = "# Written by hermes-gateway. All settings: `hermes-gateway config keys`.\n"
 
 
@@ -41,37 +47,46 @@ def new_files(home: Path, answers: Mapping[str, Any], *, keeps: bool = False) ->
     `answers` maps variables to values, or to an empty string to remove one. If `keeps` is True, all other values in the
     existing files are kept. Raises `ConfigError` if a file cannot be read, or has no place for a value.
     """
-    config = home / "config.yaml"
-    text, env = (read_text(config), read_text(home / ".env")) if keeps else ("", "")
+    config, env = home / "config.yaml", home / ".env"
+    text, env_text = (read_text(config), read_text(env)) if keeps else ("", "")
     plain = {VARIABLES[name]: value for name, value in answers.items() if name not in SECRETS}
     if admins := plain.get(VARIABLES[ADMINS]):
         plain[VARIABLES[ADMINS]] = [part.strip() for part in admins.split(",")] if isinstance(admins, str) else admins
-    # Values are quoted, so that variables in them are not expanded.
-    escaped = {
-        name: str(answers[name]).replace("\\", "\\\\").replace("'", "\\'") for name in SECRETS if answers.get(name)
-    }
-    lines = "".join(f"{name}='{value}'\n" for name, value in escaped.items())
-    return {"config.yaml": _edited(config, text, plain), ".env": _without(env, answers) + lines}
+    secrets = {name: value for name, value in answers.items() if name in SECRETS}
+    in_yaml = read_yaml(config, text).lines
+    plain |= {VARIABLES[name]: "" for name, value in secrets.items() if not value and VARIABLES[name] in in_yaml}
+    variables = {name: one if isinstance(one, str) else json.dumps(one) for name, one in secrets.items()}
+    variables = dict.fromkeys(answers, "") | variables
+    return {"config.yaml": _edited(config, text, plain), ".env": _with_variables(env, env_text, variables)}
 
 
-def migrated_files(home: Path) -> Mapping[str, str]:
-    """Return the contents of the files without keys of earlier versions. Their values stay under the new keys.
+def migrated_files(environ: Mapping[str, str], loaded: LoadedConfig) -> Mapping[str, str]:
+    """Return new texts of the files with keys of earlier versions, or nothing if they have none.
 
-    Raises `ConfigError` if a file cannot be read.
+    The effective values stay under the new keys. The texts include copies of the files for `files_before_migration`.
+    Raises `ConfigError` if a file cannot be changed, or if the new files would change a setting.
     """
-    config = home / "config.yaml"
-    file, (variables, _) = read_yaml(config), read_env_file(home / ".env")
-    names = {variable_name(key): key for key in OLD_KEYS}
-    old = {key: (value, "") for key in OLD_KEYS if (value := _value_at(file.values, key)) is not None}
-    old |= {names[name]: (value, "") for name, value in variables.items() if name in names}
-    new = {key: value for key, (value, _) in carried(old, _value_at(file.values, ("model", "aliases")) or {}).items()}
-    new = {key: value for key, value in new.items() if _value_at(file.values, key) is None}
-    inner = (key for outer in WITH_BLOCKS for key in _old_inner_keys(file.values, outer))
-    removed = dict.fromkeys([*old, *inner], "")
-    return {
-        "config.yaml": _edited(config, read_text(config), removed | new),
-        ".env": _without(read_text(home / ".env"), [name for name in variables if name in names]),
+    config, env, file = loaded.config_file, loaded.env_file, read_yaml(loaded.config_file)
+    old = {name: read_text(loaded.home / name) for name in NAMES}
+    new = {key: value for key, (value, source) in loaded.carried.items() if source.startswith((str(config), str(env)))}
+    changed = dict.fromkeys([*sorted(OLD_KEYS & file.lines.keys()), *_old_inner_keys(file)], "") | new
+    files = {
+        "config.yaml": _edited(config, old["config.yaml"], changed) if changed else old["config.yaml"],
+        ".env": _with_variables(env, old[".env"], {variable_name(key): "" for key in OLD_KEYS}),
     }
+    plan = reload_differences(loaded, load_config(environ, files))
+    if keys := (*plan.applied, *plan.needs_restart):
+        raise ConfigError(f"the migration would change {', '.join(keys)}: replace the old keys by hand")
+    return {f"{name}{_BEFORE}": text for name, text in old.items()} | files if files != old else {}
+
+
+def files_before_migration(home: Path) -> Mapping[str, str]:
+    """Return the texts of the files before the last migration. Raises `ConfigError` if there was none."""
+    # In this order, no value is missing after a kill between the two files.
+    files = {name: read_text(home / f"{name}{_BEFORE}") for name in (".env", "config.yaml")}
+    if not any(files.values()):
+        raise ConfigError(f"{home}: there is no config.yaml{_BEFORE} or .env{_BEFORE} to put back")
+    return files
 
 
 @contextmanager
@@ -105,6 +120,18 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
                 _write(target, data, owner)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def lost_comments(before: str, after: str) -> int:
+    """Return the number of comments of a YAML text that are missing in its new version."""
+    return (Counter(_comments(before)) - Counter(_comments(after))).total()
+
+
+def _comments(text: str) -> Iterator[str]:
+    end = 0
+    for token in yaml.scan(text):
+        yield from re.findall("#.*", text[end : token.start_mark.index])
+        end = token.end_mark.index
 
 
 def _write(path: Path, data: bytes, owner: os.stat_result) -> None:
@@ -210,34 +237,31 @@ def _flow(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _value_at(values: Mapping[str, Any], key: KeyPath) -> Any:
-    """Return the value of a key in nested blocks, or None."""
-    value: Any = values
-    for name in key:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
+def _old_inner_keys(file: YamlFile) -> Iterator[KeyPath]:
+    """Yield the paths of old keys in the blocks that are items of a block or of a list."""
+    for outer, name in WITH_BLOCKS:
+        found = (file.values.get(outer) or {}).get(name) or {}
+        for item, block in found.items() if isinstance(found, Mapping) else enumerate(found):
+            if isinstance(block, Mapping):
+                yield from ((outer, name, str(item), key) for key in block if (outer, key) in OLD_KEYS)
 
 
-def _old_inner_keys(values: Mapping[str, Any], outer: KeyPath) -> Iterator[KeyPath]:
-    """Yield the paths of old keys in the blocks below `outer`, which are the items of a block or of a list."""
-    found = _value_at(values, outer)
-    for name, block in (
-        found.items() if isinstance(found, Mapping) else enumerate(found if isinstance(found, list) else [])
-    ):
-        if isinstance(block, Mapping):
-            yield from ((*outer, str(name), key) for key in block if (outer[0], key) in OLD_KEYS)
+def _with_variables(path: Path, text: str, values: Mapping[str, str]) -> str:
+    """Return the text of an `.env` file with some variables set, or removed if they are empty. Comments are kept.
 
-
-def _without(text: str, answers: Collection[str]) -> str:
-    """Return the text of an `.env` file without the variables in `answers`. Comments are kept."""
-    bindings = list(parse_stream(StringIO(text)))
-    kept = "".join(one.original.string for one in bindings if one.key is None or one.key not in answers)
-    return kept if not kept or kept.endswith("\n") else kept + "\n"
-
-
-def saved_files(home: Path) -> Mapping[str, str]:
-    """Return the contents of the `.bak` files. Raises `ConfigError` if there is none."""
-    found = {name: home / f"{name}.bak" for name in ("config.yaml", ".env") if (home / f"{name}.bak").exists()}
-    if not found:
-        raise ConfigError(f"{home}: there is no config.yaml.bak or .env.bak to put back")
-    return {name: read_text(path) for name, path in found.items()}
+    Raises `ConfigError` if other variables would change, for example because of a missing quote in an earlier line.
+    """
+    before, warnings = read_env_file(path, text)
+    expected = {name: value for name, value in {**before, **values}.items() if value or name not in values}
+    if expected == before:
+        return text
+    bindings = parse_stream(StringIO(text))
+    kept = "".join(one.original.string for one in bindings if one.key is None or one.key not in values)
+    # Values are quoted, so that variables in them are not expanded.
+    escaped = {name: value.replace("\\", "\\\\").replace("'", "\\'") for name, value in values.items() if value}
+    lines = "".join(f"{name}='{value}'\n" for name, value in escaped.items())
+    new = kept + "\n" * (kept != "" and not kept.endswith("\n")) + lines
+    if read_env_file(path, new)[0] != expected:
+        problem = f"{path}: cannot be changed automatically: edit it by hand, or correct these lines first"
+        raise ConfigError("\n".join((problem, *warnings)))
+    return new

@@ -37,6 +37,18 @@ def test_a_valid_value_is_written_and_a_secret_goes_to_the_other_file(run: Run, 
     assert run("config", "set", "model.name", "").output.startswith("Removed model.name")
 
 
+def test_a_removed_secret_is_no_longer_used_and_the_remaining_source_is_named(run: Run, home: Path) -> None:
+    (home / "config.yaml").write_text("model:\n  name: m\n  api_key: sk-in-yaml  # mine\n")
+    (home / ".env").write_text("OPENAI_API_KEY=sk-customary\nHERMES_MODEL__API_KEY=sk-env\n")
+    done = run("config", "set", "model.api_key", "").output
+    assert f"model.api_key is still set: its value comes from {home / '.env'}: OPENAI_API_KEY." in done
+    assert "Comments dropped from the changed lines: 1." in done
+    assert (home / "config.yaml").read_text() == "model:\n  name: m\n"
+    assert (home / ".env").read_text() == "OPENAI_API_KEY=sk-customary\n"
+    (home / ".env").unlink()
+    assert "still set" not in run("config", "set", "model.api_key", "").output
+
+
 @pytest.mark.parametrize(
     ("key", "value", "variables", "words"),
     [
@@ -70,11 +82,11 @@ async def test_the_differences_from_a_running_gateway_and_from_the_defaults(run:
     async with serve_control(home / "control.sock", {"config.values": answering(running)}):
         assert (await threaded(run, "config", "diff")).output == "There are no differences.\n"
         run("config", "set", "sessions.groups", "per_user")
-        run("config", "set", "model.extra_headers", '{"x-key": "hdr-1"}')
+        run("config", "set", "model.extra_headers", "{x-key: hdr-1}")
         running["model.extra_headers"] = comparable_settings(load_config({"HERMES_HOME": str(home)}).config)[
             "model.extra_headers"
         ]
-        run("config", "set", "model.extra_headers", '{"x-key": "hdr-2"}')
+        run("config", "set", "model.extra_headers", "{x-key: hdr-2}")
         del running["local.port"]  # the gateway has another version
         found = (await threaded(run, "config", "diff", "--json")).output
     assert keys(found) == [
@@ -93,10 +105,27 @@ def test_a_migration_can_be_shown_and_taken_back(run: Run, home: Path) -> None:
     assert "+    model: small" in shown
     assert (home / "config.yaml").read_text() == old
     run("config", "migrate")
+    run("config", "set", "model.name", "later")
     assert run("config", "check").output.count("no longer a setting") == 0
     assert run("config", "migrate").output == "Nothing to change.\n"
+    assert "Would put back" in run("config", "migrate", "--rollback", "--dry-run").output
     run("config", "migrate", "--rollback")
     assert (home / "config.yaml").read_text() == old
+
+
+def test_a_migration_shows_no_secret_and_leaves_an_empty_home_empty(run: Run, home: Path) -> None:
+    (home / "config.yaml").unlink()
+    for option in ("--dry-run", "--rollback", ""):
+        run("config", "migrate", *([option] if option else []))
+    assert [path for path in home.iterdir() if path.is_file()] == []
+    old = "mcp: {servers: {x: {command: srv, args: [--pass, opensesame9]}}}\nmodel: {api_key: s3cr3t77-1, top_p: 0.9}\n"
+    (home / "config.yaml").write_text(old)
+    env = 'PGPASS=plainpw55\nHERMES_AUXILIARY__TITLE__EXTRA_HEADERS={"X-Auth": "hdr-s3cr3t-55"}\n'
+    (home / ".env").write_text(env)
+    shown = run("config", "migrate", "--dry-run").output
+    assert "-.env: HERMES_AUXILIARY__TITLE__EXTRA_HEADERS" in shown
+    assert "-model: {api_key: " in shown
+    assert not [secret for secret in ("s3cr3t77-1", "hdr-s3cr3t-55", "plainpw55", "opensesame9") if secret in shown]
 
 
 def test_the_schema_knows_every_block(run: Run) -> None:

@@ -16,12 +16,14 @@ from gateway.config.writing import (
     MODEL_NAME,
     MODEL_PROTOCOL,
     TELEGRAM_TOKEN,
+    files_before_migration,
     locked,
+    lost_comments,
     migrated_files,
     new_files,
-    saved_files,
     write_files,
 )
+from gateway.operator.effective import effective_settings
 from hermes_state.errors import ConfigError
 
 
@@ -47,6 +49,9 @@ def test_comments_and_other_variables_of_env_stay(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(f"# mine\nOTHER=1\n{TELEGRAM_TOKEN}=old\n\n# more\nexport LAST=2")
     save(tmp_path, **{TELEGRAM_TOKEN: "123:NEW"})
     assert (tmp_path / ".env").read_text() == f"# mine\nOTHER=1\n\n# more\nexport LAST=2\n{TELEGRAM_TOKEN}='123:NEW'\n"
+    (tmp_path / ".env").write_text(f"# mine\n{MODEL_NAME}=old\n")
+    save(tmp_path, **{MODEL_NAME: "new"})  # a variable in .env would hide the value in config.yaml
+    assert (tmp_path / ".env").read_text() == "# mine\n"
 
 
 HAND_WRITTEN = """\
@@ -123,14 +128,60 @@ compression:
 """
     (tmp_path / "config.yaml").write_text(old)
     (tmp_path / ".env").write_text("HERMES_AUXILIARY__TITLE__MODE=off\nOTHER=1\n")
-    before = load_config({"HERMES_HOME": str(tmp_path)})
-    write_files(tmp_path, migrated_files(tmp_path))
-    after = load_config({"HERMES_HOME": str(tmp_path)})
+    environ = {"HERMES_HOME": str(tmp_path)}
+    before = load_config(environ)
+    write_files(tmp_path, migrated_files(environ, before))
+    after = load_config(environ)
     assert (after.config, after.warnings) == (before.config, ())
     assert (tmp_path / ".env").read_text() == "OTHER=1\n"
-    assert migrated_files(tmp_path) == {name: (tmp_path / name).read_text() for name in ("config.yaml", ".env")}
-    write_files(tmp_path, saved_files(tmp_path))
+    assert migrated_files(environ, after) == {}
+    save(tmp_path, HERMES_MODEL__NAME="later")
+    write_files(tmp_path, files_before_migration(tmp_path))
     assert (tmp_path / "config.yaml").read_text() == old
+
+
+ALIASES = 'HERMES_MODEL__ALIASES={"fast": "gpt-5-nano"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "key", "value"),
+    [
+        ('auxiliary: {title: {mode: "off"}, flush: {mode: same-as-main}}\n', "", "auxiliary.title", "off"),
+        ("auxiliary:\n  mode: 'off'\n  title:\n    mode: ''\n", "", "auxiliary.title", "off"),
+        ("auxiliary:\n  mode: 'off'\n  title:\n", "HERMES_AUXILIARY__MODE=\n", "auxiliary.title", "off"),
+        (
+            "compression: {summary_model: small}\nauxiliary:\n  compression:\n    model: ''\n",
+            "",
+            "auxiliary.compression.model",
+            "small",
+        ),
+        ("auxiliary:\n  # fast\n  title: {model: fast}\n", ALIASES, "auxiliary.title", "fast"),
+    ],
+)
+def test_a_migration_keeps_every_effective_value(text: str, env: str, key: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    (tmp_path / ".env").write_text(env)
+    environ = {"HERMES_HOME": str(tmp_path)}
+    before = load_config(environ)
+    write_files(tmp_path, migrated_files(environ, before))
+    after = load_config(environ)
+    assert (after.config, after.warnings) == (before.config, ())
+    assert effective_settings(after)[key] == (value, str(tmp_path / "config.yaml"))
+
+
+def test_a_migration_that_would_change_a_setting_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: {aliases: {fast: m}}\nauxiliary: {title: {api_key: sk-1}}\n")
+    environ = {"HERMES_HOME": str(tmp_path), "HERMES_AUXILIARY__TITLE__MODEL": "fast"}
+    with pytest.raises(ConfigError, match=r"would change auxiliary\.title"):  # the key makes the variable ineffective
+        migrated_files(environ, load_config(environ))
+
+
+def test_a_broken_line_of_env_never_costs_another_secret(tmp_path: Path) -> None:
+    text = f"OTHER='oops\n{TELEGRAM_TOKEN}=123:TOKEN\n{MODEL_KEY}=sk-old\n"
+    (tmp_path / ".env").write_text(text)
+    with pytest.raises(ConfigError, match=r"\.env: cannot be changed automatically.*\n.*\.env line 1: this line"):
+        save(tmp_path, **{MODEL_KEY: "sk-new"})
+    assert (tmp_path / ".env").read_text() == text
 
 
 def test_a_write_keeps_the_link_the_owner_the_line_ends_and_a_private_copy(tmp_path: Path) -> None:
@@ -158,3 +209,8 @@ def test_one_process_at_a_time_changes_the_files(tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(other)
+
+
+def test_lost_comments_are_counted() -> None:
+    before = "# one\nmodel: {  # two\n  name: 'a # no'}\nadmins:\n  - x  # three\n# four\n"
+    assert lost_comments(before, "# four\n# one\nmodel: {name: '# two'}\n") == 2
