@@ -1,5 +1,6 @@
 """`hermes-gateway service …`: install, remove and watch the systemd service."""
 
+import json
 import os
 import pwd
 import shlex
@@ -16,7 +17,7 @@ import typer
 
 from gateway.cli.output import echo
 from gateway.config import process_environment
-from gateway.config.files import find_user_home
+from gateway.config.files import find_user_home, locate_home
 from hermes_state.errors import CommandError
 
 service = typer.Typer(
@@ -37,6 +38,7 @@ User = Annotated[
     typer.Option("--user/--system", help="Service of this user or of the machine. Default: the machine's for root."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the files and commands without changing anything.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a unit that differs, and keep it as a .bak file.")]
 Root = Annotated[Path | None, typer.Option(help="Change an image in this folder instead of this machine.")]
 
 
@@ -86,49 +88,64 @@ def _target(is_user: bool | None, *, root: Path | None = None, is_dry: bool = Fa
 
 
 @service.command()
-def install(is_user: User = None, is_dry: DryRun = False, root: Root = None) -> None:
-    """Install and start the service. An existing unit is replaced; settings and data stay."""
+def install(is_user: User = None, is_dry: DryRun = False, is_forced: Force = False, root: Root = None) -> None:
+    """Install the service, and start or restart it. Settings, data and drop-ins of `systemctl edit` stay."""
     target = _target(is_user, root=root, is_dry=is_dry)
     text = unit_text(is_user=target.is_user, environ=process_environment())
-    if not target.is_user:
-        prefix = ["--prefix", str(root)] if root else []
-        if root or not _has_user():
-            home = f"/var/lib/{NAME}"
-            target.run("useradd", *prefix, "--system", "--home-dir", home, "--shell", "/usr/sbin/nologin", NAME)
     if is_dry:
         echo(f"# {target.unit}\n{text}")
     else:
-        try:
-            target.unit.parent.mkdir(parents=True, exist_ok=True)
-            target.unit.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise CommandError(f"{target.unit} cannot be written: {error.strerror}.") from error
+        _write(target, text, is_forced=is_forced)
+    if not (target.is_user or _has_user(root)):
+        prefix, home = ["--prefix", str(root)] if root else [], f"/var/lib/{NAME}"
+        target.run("useradd", *prefix, "--system", "--home-dir", home, "--shell", "/usr/sbin/nologin", NAME)
     if root is None:
         target.systemctl("daemon-reload")
-    target.systemctl("enable", *(["--now"] if root is None else []), NAME)
+    target.systemctl("enable", NAME)
+    if root is None:
+        target.systemctl("restart", NAME)  # also starts it
     if target.is_user:
         target.run("loginctl", "enable-linger")  # otherwise the service stops when the user logs out
     if not is_dry:
         echo(f"Installed {target.unit}. See `{NAME} service status` and `{NAME} service logs`.")
         if not target.is_user:
-            echo(f"Settings: /var/lib/{NAME}/config.yaml; secrets: see {target.unit}.")
+            echo(f"Settings: /var/lib/{NAME}/config.yaml; secrets: LoadCredential= in `systemctl edit {NAME}`.")
+
+
+def _write(target: _Target, text: str, *, is_forced: bool) -> None:
+    unit, copy = target.unit, target.unit.with_suffix(".service.bak")
+    try:
+        unit.parent.mkdir(parents=True, exist_ok=True)
+        if unit.exists() and unit.read_text(encoding="utf-8") != text:
+            if not is_forced:
+                edit = f"systemctl {'--user ' if target.is_user else ''}edit {NAME}"
+                raise CommandError(
+                    f"{unit} was edited, or another version installed it, so nothing was changed. Move your own lines "
+                    f"to a drop-in with `{edit}`, then repeat the command with --force."
+                )
+            unit.replace(copy)
+            echo(f"The earlier unit was kept as {copy}.")
+        unit.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{unit} cannot be written: {error.strerror}.") from error
 
 
 @service.command()
 def uninstall(is_user: User = None, is_dry: DryRun = False, root: Root = None) -> None:
-    """Stop and remove the service. Settings, data and the service's user stay."""
+    """Stop and remove the service. Settings, data, drop-ins and the service's user stay."""
     target = _target(is_user, root=root, is_dry=is_dry)
     if not target.unit.exists():
         raise CommandError(f"There is no {target.unit}, so nothing was changed.")
-    target.systemctl("disable", *(["--now"] if root is None else []), NAME)
-    if is_dry:
-        echo(f"$ rm {target.unit}")
-    else:
-        target.unit.unlink()
-    if root is None:
-        target.systemctl("daemon-reload")
-    if not is_dry:
-        echo(f"Removed {target.unit}. The state directory was not changed.")
+    try:
+        target.systemctl("disable", *(["--now"] if root is None else []), NAME)
+    finally:  # otherwise a unit that systemd cannot disable could never be removed
+        if is_dry:
+            echo(f"$ rm {target.unit}")
+        else:
+            target.unit.unlink()
+            echo(f"Removed {target.unit}. The state directory was not changed.")
+        if root is None:
+            target.systemctl("daemon-reload")
 
 
 @service.command()
@@ -163,13 +180,21 @@ def unit_text(*, is_user: bool, environ: Mapping[str, str]) -> str:
             f"{program} is in a home directory, which the machine's service cannot see. Move the clone to /opt/{NAME} "
             "and run `make install` there, or use --user."
         )
-    text = unit.read_text(encoding="utf-8").replace(_PROGRAMS[is_user], str(program).replace("%", "%%"))
-    if is_user and (home := environ.get("HERMES_HOME")):
-        text = text.replace("\nEnvironment=", f"\nEnvironment=HERMES_HOME={home.replace('%', '%%')}\nEnvironment=", 1)
+    text = unit.read_text(encoding="utf-8").replace(_PROGRAMS[is_user], _quoted(str(program)))
+    if is_user and environ.get("HERMES_HOME"):
+        home = _quoted(f"HERMES_HOME={locate_home(environ)}")
+        text = text.replace("\nEnvironment=", f"\nEnvironment={home}\nEnvironment=", 1)
     return text
 
 
-def _has_user() -> bool:
-    with suppress(KeyError):
-        return bool(pwd.getpwnam(NAME))
+def _quoted(text: str) -> str:
+    """Return a text as systemd writes it in units. Its escapes are those of JSON, and it replaces codes such as %h."""
+    return json.dumps(text, ensure_ascii=False).replace("%", "%%")
+
+
+def _has_user(root: Path | None) -> bool:
+    with suppress(KeyError, FileNotFoundError):
+        if root is None:
+            return bool(pwd.getpwnam(NAME))
+        return any(line.startswith(f"{NAME}:") for line in (root / "etc/passwd").read_text("utf-8").splitlines())
     return False
