@@ -38,7 +38,7 @@ Item = TypeVar("Item")
 START_SECONDS: Final = 60.0
 """Time limit for each response while connecting, in seconds. Some servers download their program first."""
 NAMES_SECONDS: Final = 5.0
-"""Time limit for a page of resources or prompts, in seconds. It is short, because only admins see these names."""
+"""Time limit for a page of resources or prompts, in seconds. A server counts as connected only after these lists."""
 GOODBYE_SECONDS: Final = 2.0
 _MAX_ERROR = 2_000
 
@@ -51,17 +51,24 @@ class Connection:
         self.ended = ended
         """Event that is set when the connection ends."""
 
-    async def catalogs(self) -> AsyncIterator[ServerCatalog]:
-        """Yield the server's lists three times: tools only, then with resources, then with resources and prompts."""
+    async def catalogs(self, before: ServerCatalog) -> AsyncIterator[ServerCatalog]:
+        """Yield the server's lists after reading the tools, after the resources, and after the prompts.
+
+        A list that was not read yet is the one in `before`. A list with a fault also keeps the items of `before`.
+        """
         session, has = self._session, self._session.server_capabilities or types.ServerCapabilities()
-        lists, faults = dict[str, Any](), tuple[str, ...]()
+        names = ("tools", "resources", "prompts")
+        lists: dict[str, Any] = {name: getattr(before, name) for name in names if getattr(has, name) is not None}
+        faults = tuple[str, ...]()
         for field, ask, most, kept, seconds in (
             ("tools", session.list_tools, 500, _remote_tool, START_SECONDS),
             ("resources", session.list_resources, 1_000, lambda one: clean_text(one.uri, 200), NAMES_SECONDS),
             ("prompts", session.list_prompts, 1_000, _prompt_text, NAMES_SECONDS),
         ):
-            if getattr(has, field) is not None:
-                lists[field], more = await _pages(ask, field, most, kept, seconds)
+            if field in lists:
+                found, more = await _pages(ask, field, most, kept, seconds)
+                known = (*lists[field], *found) if more else found
+                lists[field] = tuple({getattr(one, "name", one): one for one in known}.values())[:most]
                 faults += more
             yield ServerCatalog(**lists, faults=faults)
 

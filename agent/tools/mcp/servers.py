@@ -83,7 +83,7 @@ class ServerHandle:
         sdk, changed = await asyncio.to_thread(_load_sdk), asyncio.Event()
         async with sdk.connected(self.settings, changed) as connection:
             try:
-                async for catalog in connection.catalogs():
+                async for catalog in connection.catalogs(self.status.catalog):
                     self._take(catalog)
                     self._connection = connection  # publish the tools first, because reading the other lists can hang
                 self._move(ServerState.CONNECTED, self.status.error)
@@ -101,7 +101,7 @@ class ServerHandle:
             await wait_until(changed, 300.0 if self.status.catalog.faults else None)
             changed.clear()
             try:
-                async for catalog in connection.catalogs():
+                async for catalog in connection.catalogs(self.status.catalog):
                     self._take(catalog)
             except HermesError as error:  # keep the old lists
                 log.warning("mcp.list_failed", server=self.settings.name, error=self._redact(_reason(error)))
@@ -114,12 +114,9 @@ class ServerHandle:
         self.status = replace(self.status, state=state, since=since, error=error, next_try_at=next_try_at)
 
     def _take(self, catalog: ServerCatalog) -> None:
-        tools = catalog.tools
-        if any(fault.startswith("tools/") for fault in catalog.faults):  # keep the tools known so far
-            tools = tuple({tool.name: tool for tool in (*self.status.catalog.tools, *tools)}.values())
-        catalog = replace(catalog, tools=tools, faults=tuple(map(self._redact, catalog.faults)))
+        catalog = replace(catalog, faults=tuple(map(self._redact, catalog.faults)))
         offered: dict[str, RemoteTool] = {}
-        for tool in (*reading_tools(catalog), *tools):  # a tool of the server replaces one of ours with the same name
+        for tool in (*reading_tools(catalog), *catalog.tools):  # a server replaces a tool of ours with the same name
             hints = self._hints.setdefault(tool.name, set())
             hints.add(tool.claims_to_read)
             if self.settings.offers(tool.name):

@@ -1,5 +1,6 @@
 """Invalid answers of MCP servers, from issues and specifications. At most the answer is lost, never the connection."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,39 @@ async def _call(registry: Any, answer: dict[str, Any]) -> None:
             await ask(registry, "look")
     else:
         assert answer["text"] in str(await ask(registry, "look"))
+
+
+CHANGING = """
+def answer(**reply): say(id=hear()["id"], **reply)
+refused = {"code": -32603, "message": "busy"}
+begin(tools={}, resources={}, prompts={})
+tools("look")
+answer(result={"resources": [{"name": "a", "uri": "a:b"}]})
+answer(result={"prompts": [{"name": "greet"}]})
+say(method="notifications/tools/list_changed")
+tools("look", "book")
+asked = hear()
+while not os.path.exists(sys.argv[1] + "/go"): time.sleep(0.01)
+say(id=asked["id"], error=refused)
+answer(result={"prompts": [{"name": "greet"}]})
+say(method="notifications/tools/list_changed")
+tools("look")
+answer(result={"resources": []})
+answer(error=refused)
+hear()
+"""
+
+
+async def test_resources_and_prompts_are_offered_until_their_list_is_read_without_them(tmp_path: Path) -> None:
+    ours = {"odd__read_resource", "odd__get_prompt"}
+    async with serving(tmp_path, CHANGING) as registry, asyncio.timeout(20):
+        while "odd__book" not in registry.by_name:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert ours < set(registry.by_name), "the server has not answered yet"
+        (tmp_path / "go").touch()
+        while not registry.statuses()[0].catalog.faults:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert ours < set(registry.by_name)
+        while "odd__read_resource" in registry.by_name:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert set(registry.by_name) == {"odd__look", "odd__get_prompt"}
