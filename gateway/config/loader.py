@@ -306,7 +306,8 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
     found: dict[str, str] = {}
     unknown: list[str] = []
     try:
-        for path in sorted(Path(directory).iterdir()):
+        folder = Path(directory)  # is missing in a container without secrets
+        for path in sorted(folder.iterdir()) if folder.exists() else ():
             name = path.name.upper().replace(".", "__")
             known = name if name in _READ_VARIABLES else PREFIX + name
             if known in _READ_VARIABLES:
@@ -316,7 +317,7 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{directory}: cannot read credentials: {reason}; check LoadCredential= in the unit"
+            f"{directory}: cannot read credentials: {reason}; check LoadCredential= in the unit, or the files' owner"
         ) from error
     return found, unknown
 

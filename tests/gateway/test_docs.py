@@ -90,7 +90,11 @@ def test_the_compose_file_of_a_cluster_is_a_configuration(role: str, tmp_path: P
     config = load_service(file, service, tmp_path)
     assert (config.cluster.role, config.store.url) == (role, "postgresql://hermes:secret@db/hermes")
     (volume,) = service["volumes"]
-    assert config.attachments.url == f"file://{volume.partition(':')[2]}"
+    folder = volume.partition(":")[2]
+    assert config.attachments.url == f"file://{folder}"
+    assert f"install --directory --owner=hermes-gateway --mode=0700 {folder}" in read("docker/Dockerfile")
+    assert {str(Path("docker", one["file"]).parent) for one in file["secrets"].values()} == {"docker/secrets"}
+    assert all("docker/secrets/" in read(name) for name in (".gitignore", ".dockerignore"))
 
 
 def test_the_compose_file_of_one_gateway_is_a_configuration(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def test_each_source_overrides_the_lower_ones(load: Load, home: Path, tmp_path: 
     assert name(TELEGRAM_BOT_TOKEN="customary") == ("from-yaml", str(home / "config.yaml"))
     (home / ".env").write_text("HERMES_TELEGRAM__TOKEN=from-env-file\n")
     assert name(TELEGRAM_BOT_TOKEN="customary") == ("from-env-file", f"{home / '.env'}: HERMES_TELEGRAM__TOKEN")
+    in_file = name()
+    assert name(CREDENTIALS_DIRECTORY=str(credentials / "missing")) == in_file, "as in a container without secrets"
     (credentials / "telegram.token").write_text("from-credential\n")
     with_credentials = {"CREDENTIALS_DIRECTORY": str(credentials)}
     assert name(**with_credentials) == ("from-credential", "credential HERMES_TELEGRAM__TOKEN")
