@@ -5,6 +5,7 @@ past, such as the number of model calls, come from the log: a processor of struc
 them, at any log level. No label names a chat or a person, and every label has a bounded number of values.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import fields
@@ -97,10 +98,12 @@ class _Pages:
 
     async def show_metrics(self, _request: web.Request) -> web.Response:
         parts = self._parts
-        self._readings.values = read_now(parts)
-        with suppress(StoreUnavailable):  # the figures of the database are then missing
-            now = parts.clock.now()
-            self._readings.values |= of_queues(await parts.store.read_within(READ_SECONDS, load_queues, now), now)
+        values = read_now(parts)
+        now = parts.clock.now()
+        with suppress(StoreUnavailable, TimeoutError):  # the figures of the database are then missing
+            async with asyncio.timeout(READ_SECONDS):  # the limit below begins when a reader is free
+                values |= of_queues(await parts.store.read_within(READ_SECONDS, load_queues, now), now)
+        self._readings.values = values
         self._readings.platforms = {name: one.health().is_ready for name, one in parts.adapters.supervised.items()}
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
@@ -208,12 +211,16 @@ class EventCounter:
         self._saved = counter("hermes_compression_saved_tokens", "Tokens that compressions removed.", "layer")
         self._floods = counter("hermes_flood_waits", "Pauses before a reply that a platform demanded.")
         self._flood_seconds = counter("hermes_flood_wait_seconds", "Length of these pauses.")
+        for outcome in TURN_OUTCOMES:  # a rate over a series that begins at 1 misses the first event
+            self._turns.labels(outcome)
+        for layer in LAYERS:
+            self._saved.labels(layer)
+            for outcome in COMPRESSION_OUTCOMES:
+                self._compressions.labels(layer, outcome)
         self._routes: set[str] = set()
         self._counts: Mapping[object, Callable[[EventDict], None]] = {
             "model.called": self._count_call,
-            "session.compressed": partial(self._count_compression, "compressed"),
-            "compression.not_needed": partial(self._count_compression, "not_needed"),
-            "compression.aborted": partial(self._count_compression, "aborted"),
+            **{event: partial(self._count_compression, outcome) for outcome, event in COMPRESSION_OUTCOMES.items()},
             "delivery.rate_limited": self._count_flood,
             **{f"turn.{outcome}": partial(self._count_turn, outcome) for outcome in TURN_OUTCOMES},
         }
@@ -229,8 +236,9 @@ class EventCounter:
             processors.remove(self)
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        if (count := self._counts.get(event.get("event"))) is not None:
-            count(event)
+        with suppress(LookupError, TypeError, ValueError, AttributeError):  # plugins can log the same event differently
+            if (count := self._counts.get(event.get("event"))) is not None:
+                count(event)
         return event
 
     def _count_turn(self, outcome: str, _event: EventDict) -> None:
@@ -259,5 +267,11 @@ class EventCounter:
 
 
 TURN_OUTCOMES: Final = ("finished", "stopped", "failed", "crashed", "abandoned")
+COMPRESSION_OUTCOMES: Final = {
+    "compressed": "session.compressed",
+    "not_needed": "compression.not_needed",
+    "aborted": "compression.aborted",
+}
+"""Event of each outcome."""
 LAYERS: Final = get_args(Layer)
 TOKEN_KINDS: Final = tuple(kind.name for kind in fields(CanonicalUsage))
