@@ -17,6 +17,7 @@ from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.times import format_time
 from hermes_state.admin.overview import load_overview
 from hermes_state.engines.opening import open_offline
+from hermes_state.errors import CommandError, LockUnavailable
 from hermes_state.text import counted, printable
 from hermes_state.values import Millis, SystemClock
 from platforms.base import STATE_WORDS, AdapterState
@@ -36,7 +37,12 @@ def status(
 ) -> None:
     """Show the state of the gateway. Exits with code 3 if it is not running. --json shows more figures."""
     while True:
-        found = load_status()
+        try:
+            found = load_status()
+        except (LockUnavailable, CommandError) as error:
+            if not is_watched:
+                raise
+            found = {"running": False, "fault": str(error)}  # a daemon that starts or stops does not answer
         if sys.stdout.isatty() and not as_json:
             _print_in_colour(found, clears=is_watched)
         else:
@@ -87,6 +93,9 @@ def status_rows(found: Mapping[str, Any], now: Millis) -> Iterator[Row]:
     """Yield the rows of a status. A daemon of another version may leave out any value."""
     if found["running"]:
         yield from _rows_of_daemon(found, now)
+        return
+    if "fault" in found:
+        yield "Gateway", f"starting or busy: {found['fault']}", "yellow"
         return
     yield "Gateway", "not running; start it with `hermes-gateway run`", "red"
     yield "State", str(found["home"]), ""

@@ -29,7 +29,8 @@ from hermes_state.admin.browsers import add as add_browser
 from hermes_state.admin.pairings import UserRole
 from hermes_state.engines import opening
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID
-from hermes_state.errors import CommandError, ConfigError
+from hermes_state.errors import CommandError, ConfigError, LockUnavailable
+from hermes_state.store.lock import FileLock
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
 from tests.databases import about_files, open_store
 from tests.fakes import fake_discord, fake_llm, fake_telegram
@@ -273,6 +274,26 @@ async def test_status_of_a_stopped_gateway_counts_its_stored_messages(run: Run, 
     await make_database(home)
     done = await threaded(run, "status", "--json")
     assert (done.exit_code, json.loads(done.output)["database"]["messages"]) == (3, 0)
+
+
+def test_a_watched_status_continues_while_a_daemon_starts(
+    run: Run, made_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, pauses = FileLock.acquire(made_home / "state.db.lock", what="the database"), iter((False, True))
+
+    def sleep(_seconds: float) -> None:
+        lock.release()
+        if next(pauses):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with lock:
+        assert isinstance(run("status", HERMES_STORE__URL="").exception, LockUnavailable)
+        done = run("status", "--watch", HERMES_STORE__URL="")
+    assert done.exit_code == 3
+    first, last = re.findall(r"^Gateway: +(.*)$", done.output, re.MULTILINE)
+    assert re.match(rf"starting or busy: .*state\.db is in use by process {os.getpid()} ", first)
+    assert last.startswith("not running")
 
 
 async def test_status_asks_the_running_daemon(run: Run, made_home: Path) -> None:
