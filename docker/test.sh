@@ -1,6 +1,7 @@
 #!/bin/sh
 # Build as the Dockerfile does, in an empty Debian, boot it with systemd, and check that the service installs, starts,
-# survives a kill, and can be removed. `make test-image` runs this script as root. Needs mmdebstrap and systemd-container.
+# survives a kill, restarts, and can be removed. `make test-image` runs this script as root. It needs mmdebstrap and
+# systemd-container.
 set -eu
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
@@ -31,6 +32,8 @@ for _ in $(seq 100); do
   sleep 0.2
 done
 [ "$second" != "$first" ]
+$hermes service install # again, which restarts it
+[ "$(systemctl show --property MainPID --value hermes-gateway)" != "$second" ]
 HERMES_HOME=/var/lib/hermes-gateway $hermes status
 $hermes service logs | grep --max-count 1 daemon.started
 $hermes service uninstall
