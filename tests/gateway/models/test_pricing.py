@@ -162,4 +162,4 @@ def test_a_model_blocked_by_the_cap_of_an_agent_is_named(tmp_path: Path) -> None
     """
     (tmp_path / "config.yaml").write_text(yaml)
     found = load_config({"HERMES_HOME": str(tmp_path)})
-    assert unpriced_models(found.config, found.named_agents.values()) == ["lab-4k"]
+    assert unpriced_models(found.agents) == ["lab-4k"]
