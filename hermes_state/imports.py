@@ -55,3 +55,5 @@ def defer(name: str) -> None:
 
     package.__getattr__ = load  # type: ignore[method-assign]  # see PEP 562
     sys.modules[name] = package
+    if parent:
+        setattr(sys.modules[parent], name.removeprefix(f"{parent}."), package)  # as every import does
