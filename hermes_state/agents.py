@@ -29,17 +29,20 @@ class RoutedAgent:
     name: str = ""
     known: str = "||"
     """Names of all configured agents, each between two bars, as in `||ops|`."""
+    keeps: bool = False
+    """True if the chat keeps its agent as long as that agent is configured."""
 
     @property
-    def values(self) -> dict[str, str]:
-        return {"routed": self.name, "known": self.known}
+    def values(self) -> dict[str, str | int]:
+        return {"routed": self.name, "known": self.known, "keeps": int(self.keeps)}
 
 
 UNROUTED = RoutedAgent()
 
 NEXT_AGENT = """CASE WHEN :known LIKE '%|' || c.chosen_agent || '|%' THEN c.chosen_agent
+  WHEN :keeps = 1 AND :known LIKE '%|' || c.agent || '|%' THEN c.agent
   ELSE CAST(:routed AS TEXT) END"""
-"""SQL for the agent of the next turn of chat `c`: the chosen agent if it is configured, otherwise the routed agent."""
+"""SQL for the agent of the next turn of chat `c`: the chosen, the last or the routed agent. It must be configured."""
 
 
 class AgentState(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,11 +113,18 @@ class AccessControl:
         """Return True if a person can change the conversation of a shared chat."""
         return self.is_admin(ref) or ref in self._live.config.access.moderators
 
-    def role_in(self, chat: ChatKey, kind: ChatKind, person: UserRef) -> str:
-        """Return the name of a person's role for routes to agents: "" in a shared session, where people differ."""
-        if chat.user_ref:
-            person = UserRef(f"{chat.platform}:{chat.user_ref}")
-        role = None if kind.is_shared and not chat.user_ref else self.role_of(person)
+    def role_in(self, chat: ChatKey, kind: ChatKind, sender: UserRef) -> str | None:
+        """Return the role that counts for routes to agents: that of the person whose session it is.
+
+        The role is "" in a shared session, where people differ. It is None if `sender` writes to the person's direct
+        chat from elsewhere, as webhooks and scripts do: the person is unknown then.
+        """
+        if kind.is_shared and not chat.user_ref:
+            return ""
+        person = UserRef(f"{chat.platform}:{chat.user_ref}") if chat.user_ref else sender
+        if not person.startswith(f"{chat.platform}:"):
+            return None
+        role = self.role_of(person)
         is_moderator = role is UserRole.USER and person in self._live.config.access.moderators
         return "moderator" if is_moderator else "" if role is None else role.value
 

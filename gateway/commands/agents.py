@@ -66,13 +66,15 @@ def _shown(request: CommandRequest, state: AgentState) -> tuple[str, *tuple[Butt
 def _reason(request: CommandRequest, state: AgentState) -> str:
     if state.chosen_agent is not None and state.next_agent == state.chosen_agent:
         return "chosen with /agent"
+    if _routed(request).keeps and state.next_agent == state.agent:
+        return "it answered here last"
     route = _route(request)
     return "no route matches" if route is None else f"route: {route.text}"
 
 
 def _route(request: CommandRequest) -> AgentRoute | None:
     chat = request.chat
-    role = request.context.access.role_in(chat.key, chat.kind, request.row.sender_ref)
+    role = request.context.access.role_in(chat.key, chat.kind, request.row.sender_ref) or ""
     return route_for_chat(request.context.runtime.config.routes, chat.key, chat.scope, role)
 
 

@@ -24,6 +24,9 @@ AGENT_CAPS = ("daily_cap", "chat_daily_cap", "conversation_cap")
 OWN_KEYS = ("persona", "model", "skills", "shared_notes")
 """Keys of an agent that are not keys of the configuration."""
 
+ROLES = ("admin", "moderator", "user")
+"""Roles in the gateway that a route can name."""
+
 BY_ROUTE = "auto"
 """Word with which `/agent` lets the routes choose the agent again."""
 
@@ -77,7 +80,7 @@ def _guild(value: str) -> str:
 
 
 def _role(value: str) -> str:
-    if value not in ("admin", "moderator", "user") and not re.fullmatch(r"\d*", value, re.ASCII):
+    if value not in ROLES and not re.fullmatch(r"\d*", value, re.ASCII):
         raise ValueError(
             "must be admin, moderator, user, or the id of a Discord role, a number that Discord shows with Copy Role ID"
         )

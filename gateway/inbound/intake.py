@@ -303,6 +303,7 @@ class GatewayIntake:
     ) -> AcceptedEvent:
         """Decide how to process an event. `ahead` is the number of events stored before it in the same transaction."""
         sessions, running = self.runtime.config.sessions, self.lanes.running_in(key)
+        is_from_chat = message.sender.platform == key.platform  # for others, the lane finds the agent in the database
         admission = AcceptedEvent(
             message=message,
             key=key,
@@ -312,7 +313,7 @@ class GatewayIntake:
             max_waiting=MAX_WAITING,
             cursor=cursor,
             may_join_any=not message.chat_kind.is_shared or self.access.role_of(message.sender.ref) is UserRole.ADMIN,
-            may_start=self.lanes.has_room(ahead) and not (message.attachments or message.expects_more),
+            may_start=is_from_chat and self.lanes.has_room(ahead) and not (message.attachments or message.expects_more),
             running_here=running.id if running is not None else None,
             shows_talk=message.chat_kind.is_shared and self.access.hears(message.chat),
             routed=self.lanes.routed_agent(key, message.chat_kind, message.scope, message.sender.ref),

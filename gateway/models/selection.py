@@ -21,7 +21,7 @@ from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import OfflineModel
 from agent.turn import Agent
 from gateway.config import LiveConfig, LoadedConfig
-from gateway.config.agents import route_for_chat
+from gateway.config.agents import ROLES, route_for_chat
 from gateway.config.overlay import AgentConfig
 from gateway.config.routes import CONFIGURED, RouteConfig, completed
 from gateway.config.settings import Config, ModelConfig
@@ -137,11 +137,16 @@ class Runtime:
         """False if this agent was removed from the configuration."""
         return self.name in self.live.loaded.agent_names
 
-    def routed_agent(self, chat: ChatKey, scope: ChatScope, role: str) -> RoutedAgent:
-        """Return the agent that the routes select for a person with a role. The role is "" in a shared session."""
-        route = route_for_chat(self.config.routes, chat, scope, role)
+    def routed_agent(self, chat: ChatKey, scope: ChatScope, role: str | None) -> RoutedAgent:
+        """Return the agent that the routes select for a person with a role. The role is "" in a shared session.
+
+        If the role is unknown (None) and the routes depend on it, the chat keeps its agent.
+        """
+        roles = ("", *ROLES) if role is None else (role,)
+        found = [route_for_chat(self.config.routes, chat, scope, one) for one in roles]
+        routed = ["" if route is None or route.agent == UNNAMED else route.agent for route in found]
         names = "|".join(self.live.loaded.agent_names)
-        return RoutedAgent(name="" if route is None or route.agent == UNNAMED else route.agent, known=f"|{names}|")
+        return RoutedAgent(name=routed[0], known=f"|{names}|", keeps=len({*routed}) > 1)
 
     def model_of(self, choice: str | None) -> ModelHandle:
         """Return the model chosen for a conversation, or the configured model if the choice is no longer configured."""

@@ -51,6 +51,7 @@ async def test_the_role_for_routes_is_that_of_the_person_whose_session_it_is(sto
     assert access.role_in(group, ChatKind.GROUP, BOSS.ref) == "", "people share the session"
     assert access.role_in(replace(group, user_ref=boss), ChatKind.GROUP, LOCAL_OWNER) == "admin"
     assert access.role_in(replace(group, user_ref=ANN.id), ChatKind.GROUP, LOCAL_OWNER) == "user"
+    assert access.role_in(key_of(ANN.id), ChatKind.DIRECT, LOCAL_OWNER) is None, "the owner writes from elsewhere"
 
 
 async def test_a_pairing_gives_access_until_it_is_revoked(store: Store) -> None:
