@@ -1,7 +1,6 @@
 """The list of chats in the web chat: its order, and each chat's name, pin, archive state and read marker."""
 
 import re
-from collections import defaultdict
 from typing import TypeAlias
 
 import msgspec
@@ -12,7 +11,7 @@ from hermes_state.search.ranking import SearchFilter
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, containing, scalar_or_none, select, select_one
 from hermes_state.text import whole_number
-from hermes_state.values import ChatId, ChatKey, LineageId, Millis
+from hermes_state.values import ChatId, ChatKey, Millis
 
 MAX_NAME_CHARACTERS = 100
 
@@ -148,12 +147,8 @@ def existing(db: Connection, key: ChatKey) -> Chat:
     return chat
 
 
-def search_scope(
-    db: Connection, like: ChatKey | None, platform: str = "", agent: str | None = None
-) -> SearchFilter | None:
+def search_scope(db: Connection, like: ChatKey | None, platform: str = "") -> SearchFilter | None:
     """Return the filter for all chats of a platform or account, or those of the account and person of `like`.
-
-    `agent`: only conversations with this agent. A chat with several agents is split into its conversations.
 
     Return None if there are no such chats. A search takes longer the more chats its filter names. So the filter names
     the wanted chats or the unwanted chats, whichever are fewer.
@@ -165,20 +160,9 @@ def search_scope(
     FROM chats"""
     rows = db.execute(query, values).fetchall()
     wanted, others = ([ChatId(row[0]) for row in rows if row[1] == is_wanted] for is_wanted in (1, 0))
-    own, foreign = list[LineageId](), list[LineageId]()
-    if agent is not None:
-        lineages = defaultdict[ChatId, tuple[list[LineageId], list[LineageId]]](lambda: ([], []))
-        for chat_id, lineage_id, name in db.execute("SELECT DISTINCT chat_id, lineage_id, agent FROM sessions"):
-            lineages[chat_id][name != agent].append(lineage_id)
-        mixed = [chat_id for chat_id in wanted if all(lineages[chat_id])]
-        own, foreign = ([one for chat_id in mixed for one in lineages[chat_id][side]] for side in (0, 1))
-        others += [chat_id for chat_id in wanted if not lineages[chat_id][0]]
-        wanted = [chat_id for chat_id in wanted if lineages[chat_id][0] and not lineages[chat_id][1]]
-    if not wanted and not own:
+    if not wanted:
         return None
-    if len(wanted) + len(own) < len(others) + len(foreign):
-        return {"chat_ids": wanted, "lineage_ids": own}
-    return {"other_than": others, "other_lineages": foreign}
+    return {"chat_ids": wanted} if len(wanted) < len(others) else {"other_than": others}
 
 
 def find_titled(db: Connection, like: ChatKey, words: str, limit: int) -> list[ListedChat]:

@@ -120,9 +120,10 @@ def _search(
     """Return the best matches, or suggestions for a better search if there are none."""
     if not words:
         return [], []
-    if (filters := search_scope(db, *scope)) is None:
+    like, platform, agent = scope
+    if (filters := search_scope(db, like, platform)) is None:
         return [], ["There are no messages to search yet."]
-    found = search(db, words, limit=MAX_HITS, **SearchFilter(**{**filters, **times}))
+    found = search(db, words, limit=MAX_HITS, **SearchFilter(**{**filters, **times, "agent": agent}))
     return found, [] if found else search_advice(words)
 
 

@@ -56,7 +56,6 @@ from hermes_state.values import (
     Transcript,
     recall_id,
 )
-from hermes_state.web_chats import search_scope
 
 Row: TypeAlias = dict[str, Any]
 
@@ -148,15 +147,11 @@ class SearchRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_fie
 
     def read(self, db: Connection, within: ChatId | None = None) -> list[FoundMessage]:
         """Return the matches. If `within` is given, return only matches in that chat."""
-        if (filters := self._filters(db, within)) is None:
-            return []
-        return search(db, self.words, order=self.order, limit=min(self.limit, MAX_HITS), **filters)
-
-    def _filters(self, db: Connection, within: ChatId | None) -> SearchFilter | None:
-        agent, since = find_agent(db, self.agent), Millis(self.since) if self.since is not None else None
+        since = Millis(self.since) if self.since is not None else None
         chat_id = find_chat(db, self.chat, within) if self.chat is not None else within
-        scope = SearchFilter() if agent is None else search_scope(db, None, agent=agent)
-        return None if scope is None else {**scope, "chat_id": chat_id, "role": self.role, "since": since}
+        filters: SearchFilter = {"chat_id": chat_id, "role": self.role, "since": since}
+        filters["agent"] = find_agent(db, self.agent)
+        return search(db, self.words, order=self.order, limit=min(self.limit, MAX_HITS), **filters)
 
     def redacted(self, one: FoundMessage, redact: Redact) -> FoundMessage:
         """Return a match with its snippet. The whole text is redacted first: a truncated secret is not recognised."""

@@ -10,12 +10,13 @@ from typing import Unpack, assert_never
 from hermes_state.engines.sqlite.index import SERVING
 from hermes_state.search.index import serving_index
 from hermes_state.search.query import AllOf, AnyOf, Expression, Term, Without
-from hermes_state.search.ranking import SAID_BY_PEOPLE, MatchReader, SearchFilter
+from hermes_state.search.ranking import AGENT_OF, SAID_BY_PEOPLE, MatchReader, SearchFilter
 from hermes_state.store.segment import REPEATS, phrase
 from hermes_state.store.sql import Connection, scalar, scalars
 
 # Purpose: load the newest matches.
-_NEWEST = "SELECT rowid AS id FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :limit"
+_NEWEST = f"""SELECT rowid AS id FROM {{0}} WHERE {{0}} MATCH :match AND rowid < :before
+  AND (:agent IS NULL OR {AGENT_OF.format("{0}.rowid")} = :agent) ORDER BY rowid DESC LIMIT :limit"""
 # Purpose: count the newest matches. (Ids grow with time, so the limit can be applied before `since`.)
 _COUNT = f"""SELECT count(*) FROM ({_NEWEST}) hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since"""
@@ -65,7 +66,7 @@ class Fts5Matches(MatchReader):
         wanted = f"text:({match_text(expression)})" if expression is not None else f'scope:"{SAID_BY_PEOPLE}"'
         excluded = f" NOT scope:({_any(self._excluded)})" if self._excluded else ""
         match = " AND ".join([f"({wanted}{excluded})", *self._scopes])
-        return {"match": match, "limit": limit, "before": self.before, "since": self.since}
+        return {"match": match, "limit": limit, "before": self.before, "since": self.since, "agent": self.agent}
 
     def known_words(self, words: Collection[str], head: str) -> list[str]:
         if self._index != SERVING:  # only the complete index has a table of its words

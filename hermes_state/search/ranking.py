@@ -22,6 +22,9 @@ COUNTED_CHARACTERS, COUNTED_TERMS = 4_000, 8
 PASSAGE = 600
 """Characters of a passage. The score of a longer text is the mean of its own score and that of its best passage."""
 
+AGENT_OF = "(SELECT s.agent FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id = {})"
+"""SQL for the agent of a message. A filter in the index would name each of the agent's conversations."""
+
 SAID_BY_PEOPLE = f"r{MessageRole.USER}"  # scope of the messages of people
 
 _K1, _B = 1.2, 0.5
@@ -39,8 +42,8 @@ class SearchFilter(TypedDict, total=False):
     lineage_id: LineageId | None
     lineage_ids: Sequence[LineageId]
     """Conversations to search. If it is not given, all conversations are searched."""
-    other_lineages: Sequence[LineageId]
-    """Conversations to leave out."""
+    agent: str | None
+    """Agent whose conversations are searched."""
     role: MessageRole | None
     since: Millis | None
     until: Millis | None
@@ -76,7 +79,7 @@ class MatchReader(ABC):
         self.any_of = [f"c{chat_id}" for chat_id in filters.get("chat_ids", ())]
         self.any_of += [f"l{lineage_id}" for lineage_id in filters.get("lineage_ids", ())]
         self.none_of = [f"c{chat_id}" for chat_id in filters.get("other_than", ())]
-        self.none_of += [f"l{lineage_id}" for lineage_id in filters.get("other_lineages", ())]
+        self.agent = filters.get("agent")
         query = "SELECT min(id) FROM messages WHERE turn_id = ?"
         before = scalar_or_none(db, int, query, (turn_id,)) if turn_id is not None else None
         self.before, self.since = before or 2**62, filters.get("since")

@@ -10,7 +10,7 @@ from typing import Unpack, assert_never
 
 from hermes_state.engines.postgres.tsvector import mark, tokens
 from hermes_state.search.query import AllOf, AnyOf, Expression, Term, Without
-from hermes_state.search.ranking import RANKED_HITS, SAID_BY_PEOPLE, MatchReader, SearchFilter
+from hermes_state.search.ranking import AGENT_OF, RANKED_HITS, SAID_BY_PEOPLE, MatchReader, SearchFilter
 from hermes_state.store.segment import REPEATS
 from hermes_state.store.sql import Connection, scalar, scalars
 
@@ -19,7 +19,7 @@ RECENT_ROWS = 500  # number of newest messages that are searched first, in half 
 # Purpose: find the newest matches among the newest messages. (IS TRUE avoids the index.)
 _RECENT = """
 SELECT message_id FROM message_words
-WHERE (words @@ CAST(? AS tsquery)) IS TRUE AND message_id < ? AND message_id > ? ORDER BY message_id DESC LIMIT ?"""
+WHERE (words @@ CAST(? AS tsquery)) IS TRUE AND message_id < ? AND message_id > ? {} ORDER BY message_id DESC LIMIT ?"""
 # Purpose: find the words of a list that occur in the given messages.
 _KNOWN = """
 SELECT DISTINCT lexeme FROM (SELECT words FROM message_words WHERE message_id = ANY(CAST(? AS bigint[]))) AS hit,
@@ -61,6 +61,8 @@ class TsMatches(MatchReader):
         left_out = [REPEATS] * self.leaves_out_repeats + self.none_of
         scopes = [f"!({_any(left_out)})"] if left_out else []
         scopes += [f"'{mark(scope)}'" for scope in self.scopes] + ([f"({_any(self.any_of)})"] if self.any_of else [])
+        self._by_agent = f"AND {AGENT_OF.format('message_id')} = ?" if self.agent is not None else ""
+        self._agent = () if self.agent is None else (self.agent,)
         self._scope = "".join(f" & {scope}" for scope in scopes)
 
     def count(self, expression: Expression, limit: int) -> int:
@@ -88,13 +90,14 @@ class TsMatches(MatchReader):
             span = needed
 
     def _recent(self, query: str, span: int, limit: int) -> list[int]:
-        return scalars(self.db, int, _RECENT, (query, self._top, self._top - span - 1, limit))
+        values = (query, self._top, self._top - span - 1, *self._agent, limit)
+        return scalars(self.db, int, _RECENT.format(self._by_agent), values)
 
     def _looked_up(self, query: str, limit: int) -> list[int]:
         # Find all matches with the index, then keep the newest. (MATERIALIZED makes sure that the limit comes last.)
-        statement = """WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
-        SELECT message_id FROM hit WHERE message_id < ? ORDER BY message_id DESC LIMIT ?"""
-        return scalars(self.db, int, statement, (query, self._top, limit))
+        statement = f"""WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
+        SELECT message_id FROM hit WHERE message_id < ? {self._by_agent} ORDER BY message_id DESC LIMIT ?"""
+        return scalars(self.db, int, statement, (query, self._top, *self._agent, limit))
 
     def known_words(self, words: Collection[str], head: str) -> list[str]:
         any_of = "|".join(f"'{word}'" for word in words)

@@ -14,7 +14,6 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, append_view_row
 from hermes_state.values import ChatKey, ChatKind, MessageId, MessageRole, Millis, Origin
-from hermes_state.web_chats import search_scope
 from tests.hermes_state.rows import add_chat, migrated
 from tests.sampling import examples
 
@@ -88,7 +87,7 @@ async def test_leaving_out_chats_finds_the_same_in_the_same_order_as_naming_the_
     assert len(await store.read(search, "door", other_than=others)) == 10
 
 
-async def test_a_search_for_an_agent_splits_a_chat_with_several_agents_into_its_conversations(store: Store) -> None:
+async def test_a_search_for_an_agent_finds_only_its_conversations_also_in_a_chat_of_several_agents(store: Store) -> None:
     def fill(db: Connection) -> None:
         for name, agent in (("a", ""), ("a", "ops"), ("b", "ops"), ("c", ""), ("d", "desk")):
             session = start(db, name)
@@ -99,11 +98,12 @@ async def test_a_search_for_an_agent_splits_a_chat_with_several_agents_into_its_
     await store.write(locks(EVERYTHING)(fill))
     everyone = {"ops": ["ops in a", "ops in b"], "": ["default in a", "default in c"], "desk": ["desk in d"]}
     for agent, wanted in everyone.items():
-        scope = await store.read(search_scope, None, "", agent)
-        assert scope is not None
-        hits = texts(await store.read(search, "door", order="newest", **scope))
+        hits = texts(await store.read(search, "door", order="newest", agent=agent))
         assert hits[::-1] == [f"a door of {place}" for place in wanted]
-    assert await store.read(search_scope, None, "", "nobody") is None
+        assert len(await store.read(search, "is there a door", agent=agent)) == len(wanted)
+    [chat_id] = await store.read(lambda db: db.execute("SELECT id FROM chats WHERE chat_ref = 'a'").fetchone())
+    assert texts(await store.read(search, "door", chat_id=chat_id, agent="ops")) == ["a door of ops in a"]
+    assert await store.read(search, "door", agent="nobody") == []
 
 
 async def test_a_query_cannot_escape_the_given_chat(store: Store) -> None:
