@@ -11,15 +11,13 @@ import msgspec
 from hermes_state import inbox, outbox
 from hermes_state.errors import CommandError
 from hermes_state.outbox import Reply
-from hermes_state.sessions import agents_are_stored, count_messages, end_session, load_active, start_session
+from hermes_state.sessions import count_messages, end_session, load_active, start_session
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none, select
 from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
 
 UNNAMED = "default"
 """Name under which people see the agent with the name ""."""
-
-OUTDATED = "The database is from an older version. Start the gateway once to update it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +64,6 @@ def find_agent(db: Connection, shown: str | None) -> str | None:
     """Like `stored_name`, but raises `CommandError` if the agent has no conversations."""
     if (agent := stored_name(shown)) is None:
         return None
-    if not agents_are_stored(db):
-        raise CommandError(OUTDATED)
     if scalar_or_none(db, int, "SELECT 1 FROM sessions WHERE agent = ? LIMIT 1", (agent,)) is None:
         raise CommandError(f"There are no conversations with an agent called “{shown_name(agent)[:32]}”.")
     return agent

@@ -145,11 +145,6 @@ def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     return load_open(db, chat_id) or start_session(db, chat_id, now)
 
 
-def agents_are_stored(db: Connection) -> bool:
-    """Return False if an older version, without agents, wrote the database. The next start updates it."""
-    return "agent" in [column[0] for column in db.execute("SELECT * FROM sessions LIMIT 0").description]
-
-
 IS_SUBAGENT = "EXISTS (SELECT 1 FROM sessions r WHERE r.id = s.lineage_id AND r.kind = 'subagent')"
 """SQL condition for sessions `s` that belong to a sub-agent."""
 
@@ -351,7 +346,7 @@ def list_conversations(
       coalesce((SELECT substr(m.text, 1, 200) FROM messages m WHERE m.lineage_id = u.lineage_id AND m.origin = 'human'
         AND m.seq > 0 ORDER BY m.id LIMIT 1), '') AS first_words,
       EXISTS (SELECT 1 FROM sessions a WHERE a.id = c.active_session_id AND a.lineage_id = u.lineage_id) AS is_active,
-      {"t.agent" if agents_are_stored(db) else "''"} AS agent
+      t.agent
     FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth
     JOIN chats c ON c.id = t.chat_id ORDER BY u.used_at DESC"""
     return select(db, Conversation, query, (*wanted.values(), limit))

@@ -26,8 +26,7 @@ from hermes_state.agents import load_removed
 from hermes_state.engines.opening import engine_of
 from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.search.index import find_fault
-from hermes_state.sessions import agents_are_stored
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, scalar
 from hermes_state.text import counted
 from hermes_state.tools.schedules import load_accounts
 from hermes_state.values import SystemClock, ToolEffect
@@ -181,10 +180,12 @@ def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult
 
 def check_removed(db: Connection, loaded: LoadedConfig) -> list[CheckResult]:
     """Warn about agents and accounts that are no longer configured but still have schedules, open turns or chats."""
+    if scalar(db, int, f"SELECT {engine_of(db).SCHEMA}") < 13:
+        return []  # an older version, without schedules, wrote the database
     texts, config = [], loaded.config
     source = loaded.sources.get("agents", DEFAULT_SOURCE)
     where = loaded.config_file if source == DEFAULT_SOURCE else source
-    for one in load_removed(db, f"|{'|'.join(loaded.agent_names)}|") if agents_are_stored(db) else []:
+    for one in load_removed(db, f"|{'|'.join(loaded.agent_names)}|"):
         counts = ((one.schedules, "active schedule"), (one.turns, "open turn"), (one.chats, "chat"))
         has = ", ".join(counted(number, noun) for number, noun in counts if number)
         hint = " Its schedules pause when they are due." if one.schedules else ""

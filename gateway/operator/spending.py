@@ -18,7 +18,7 @@ from gateway.operator.lookups import Row, find_place
 from hermes_state import ratings
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.admin.overview import lacks_ratings
-from hermes_state.agents import OUTDATED, find_agent, shown_name
+from hermes_state.agents import find_agent, shown_name
 from hermes_state.chats import load_chat, load_label
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
@@ -39,8 +39,6 @@ NAME = 22
 
 def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
     """Load a report for the command line as a mapping of its fields. Raises `CommandError` for invalid arguments."""
-    if ledger.is_outdated(db):
-        raise CommandError(OUTDATED)
     agent = find_agent(db, None if args.get("agent") is None else str(args["agent"]))
     if name == "insights":
         days = args.get("days", DEFAULT_DAYS)

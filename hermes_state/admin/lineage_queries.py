@@ -14,7 +14,6 @@ from hermes_state.sessions import (
     MIN_KEY_PREFIX,
     SHORT_KEY_LENGTH,
     Session,
-    agents_are_stored,
     chat_label,
     find_sessions,
     load_session,
@@ -138,7 +137,7 @@ SELECT s.id AS session_id, s.key, p.key AS parent_key,
   CASE WHEN s.depth > 0 AND k.id IS NULL THEN
     (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id
      WHERE u.lineage_id = s.lineage_id AND x.undone_by = s.id) END AS undone_key,
-  {{agent}} AS agent,
+  s.agent,
   k.layer, k.tokens_before, k.tokens_after, k.focus, k.summary_kind, k.model, k.undone_by IS NOT NULL AS was_undone
 FROM sessions s JOIN chats c ON c.id = s.chat_id
 LEFT JOIN sessions p ON p.id = s.parent_session_id
@@ -168,7 +167,7 @@ def _load_sessions(
     db: Connection, scope: str, value: int, limit: int, agent: str | None = None
 ) -> list[LineageSession]:
     scope = scope if agent is None else f"{scope} AND s.agent = :agent"
-    query = _SESSIONS.format(scope=scope, agent="s.agent" if agents_are_stored(db) else "''")
+    query = _SESSIONS.format(scope=scope)
     return select(db, LineageSession, query, {"value": value, "limit": limit, "agent": agent})[::-1]
 
 

@@ -19,7 +19,6 @@ from hermes_state.engines.sqlite.index import SERVING, merge_all
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, shipped_migrations
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.search.index import is_current, serving_index
-from hermes_state.sessions import agents_are_stored
 from hermes_state.store.lock import FileLock
 from hermes_state.store.sql import scalar, scalars
 from hermes_state.values import Progress
@@ -248,7 +247,7 @@ def _restore_references(db: sqlite3.Connection) -> list[str]:
             notes.append(f"{count:,} {what}.")
     if scalar(db, int, "SELECT count(*) FROM pragma_table_info('turns') WHERE name = 'parent_turn_id'"):
         db.execute(_SUBAGENT_SESSIONS)
-    if agents_are_stored(db):
+    if scalar(db, int, "SELECT count(*) FROM pragma_table_info('sessions') WHERE name = 'agent'"):
         db.execute(_LOST_AGENTS)
     if removed := _mend_references(db):
         notes.append(f"{removed:,} rows that belonged to lost rows were removed.")

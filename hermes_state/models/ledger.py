@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hermes_state.sessions import agents_are_stored, load_tip
+from hermes_state.sessions import load_tip
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none, select, select_one
 from hermes_state.values import CanonicalUsage, ChatId, LineageId, MicroUsd, Millis, SessionId, TurnId
@@ -91,12 +91,6 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
     FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'
       AND purpose IN ('turn','schedule','subagent')"""
     return scalar_or_none(db, int, query, (*place, route, model))
-
-
-def is_outdated(db: Connection) -> bool:
-    """Return True if the ledger has no column `chat_id`, because an older version wrote it. The next start adds it."""
-    columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
-    return "chat_id" not in [column[0] for column in columns]
 
 
 def call_outcomes(db: Connection, lineage_id: LineageId, purpose: str) -> list[str]:
@@ -235,8 +229,8 @@ QUARTER_MILLIS = 15 * 60_000
 
 def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageRow]:
     """Return the usage since the time `since`, by quarter-hour, chat, model, purpose and agent, oldest first."""
-    (within, values), agent = _filter(chat_id=chat_id), "agent" if agents_are_stored(db) else "''"
+    within, values = _filter(chat_id=chat_id)
     at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
-    query = f"""SELECT {at} AS at, chat_id, model, purpose, {agent} AS agent, {_SUMS.format("spent.")} FROM model_calls
+    query = f"""SELECT {at} AS at, chat_id, model, purpose, agent, {_SUMS.format("spent.")} FROM model_calls
     WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, coalesce(chat_id, 0), 3, 4, 5"""
     return select(db, UsageRow, query, (since, *values))

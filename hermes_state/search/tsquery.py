@@ -95,7 +95,8 @@ class TsMatches(MatchReader):
 
     def _looked_up(self, query: str, limit: int) -> list[int]:
         # Find all matches with the index, then keep the newest. (MATERIALIZED makes sure that the limit comes last.)
-        statement = f"""WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
+        statement = f"""WITH hit AS MATERIALIZED
+          (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
         SELECT message_id FROM hit WHERE message_id < ? {self._by_agent} ORDER BY message_id DESC LIMIT ?"""
         return scalars(self.db, int, statement, (query, self._top, *self._agent, limit))
 

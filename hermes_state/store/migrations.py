@@ -3,7 +3,8 @@
 import hashlib
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -11,6 +12,9 @@ from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.store.sql import Connection, load_note, save_note
 
 _COMMENT = re.compile(r"--[^\n]*")
+_NEW_COLUMN = re.compile(
+    r"""^ALTER TABLE (\w+) ADD COLUMN (\w+) (\w+)( COLLATE "C")?[^;]*?(?:DEFAULT ('[^']*'|\d+)[^;]*)?;""", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,20 @@ def statements(sql: str) -> Iterator[str]:
             statement = ""
     if _COMMENT.sub("", statement + rest).strip():
         raise StoreUnavailable(f"a migration ends with an unfinished statement: {(statement + rest).strip()[:80]}")
+
+
+def show_newer_columns(db: Connection, pending: Sequence[Migration], schema: str, tables: Iterable[str]) -> None:
+    """Let queries see the columns of newer versions, with their defaults, in a database that was not migrated yet.
+
+    A temporary view stands in front of each of the `tables` that lacks columns. The database does not change.
+    """
+    missing = defaultdict[str, list[str]](list)
+    for migration in pending:
+        for table, column, kind, collation, default in _NEW_COLUMN.findall(migration.sql):
+            missing[table].append(f"CAST({default or 'NULL'} AS {kind}){collation} AS {column}")
+    for table in missing.keys() & tables:
+        columns = ", ".join(missing[table])
+        db.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM {schema}.{table}")
 
 
 def note_applied(db: Connection, migration: Migration) -> None:

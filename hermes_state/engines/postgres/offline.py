@@ -12,8 +12,9 @@ from hermes_state.engines.postgres.nodes import POOLED, find_differences, is_one
 from hermes_state.engines.postgres.store import lock_database, name_of, refusal
 from hermes_state.engines.postgres.tsvector import store_words
 from hermes_state.errors import ConfigError, DatabaseRejected
+from hermes_state.store.migrations import show_newer_columns
 from hermes_state.store.seats import NodeInfo
-from hermes_state.store.sql import Connection, scalars
+from hermes_state.store.sql import Connection, scalar, scalars
 from hermes_state.values import Millis
 
 ROW_ERRORS: tuple[type[Exception], ...] = (
@@ -79,9 +80,13 @@ def open_offline_database(url: str) -> Iterator[PostgresConnection | None]:
     no server responds.
     """
     with _open(url) as db:
-        is_made = load_version(db) > 0
+        version = load_version(db)
+        if version:
+            pending = [migration for migration in shipped_migrations() if migration.number > version]
+            tables = scalars(db, str, "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
+            show_newer_columns(db, pending, scalar(db, str, "SELECT quote_ident(current_schema())"), tables)
         db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        yield db if is_made else None
+        yield db if version else None
 
 
 def check_place(url: str, node: NodeInfo, now: Millis) -> bool:

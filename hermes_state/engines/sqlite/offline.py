@@ -1,9 +1,7 @@
 """Access to a database file while its daemon is not running, for a copy or the command line."""
 
 import contextlib
-import re
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +21,10 @@ from hermes_state.engines.sqlite.index import merge_all
 from hermes_state.engines.sqlite.migrate import migrate, newest_schema, shipped_migrations
 from hermes_state.errors import DatabaseRejected
 from hermes_state.store.lock import FileLock, refuse_held
+from hermes_state.store.migrations import show_newer_columns
 from hermes_state.store.sql import Connection, scalar, scalars
 
 ROW_ERRORS: tuple[type[Exception], ...] = (sqlite3.IntegrityError, sqlite3.DataError)
-
-_NEW_COLUMN = re.compile(r"^ALTER TABLE (\w+) ADD COLUMN (\w+) [^;]*?(?:DEFAULT ('[^']*'|\d+))?;", re.MULTILINE)
 
 SCHEMA = "(SELECT user_version FROM pragma_user_version)"
 BYTES = "(SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size)"
@@ -108,25 +105,14 @@ def open_offline_file(path: Path) -> Iterator[sqlite3.Connection | None]:
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             register_functions(db)
-            _add_newer_columns(db)
+            pending = shipped_migrations()[scalar(db, int, "PRAGMA user_version") :]
+            tables = scalars(db, str, "SELECT name FROM sqlite_schema WHERE type = 'table'")
+            show_newer_columns(db, pending, "main", tables)
             db.execute("PRAGMA query_only = ON")
             refuse_empty(db, path)
             yield db if scalar(db, int, "PRAGMA user_version") else None
     except sqlite3.DatabaseError as error:
         raise unavailable(path, error) from error
-
-
-def _add_newer_columns(db: sqlite3.Connection) -> None:
-    """Let queries see the columns of newer versions, with their defaults, in a file that was not migrated yet.
-
-    A temporary view stands in front of each table that lacks columns. The file does not change.
-    """
-    missing = defaultdict[str, list[str]](list)
-    for migration in shipped_migrations()[scalar(db, int, "PRAGMA user_version") :]:
-        for table, column, default in re.findall(_NEW_COLUMN, migration.sql):
-            missing[table].append(f"{default or 'NULL'} AS {column}")
-    for table, columns in missing.items():
-        db.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {', '.join(columns)} FROM main.{table}")
 
 
 def find_fault(db: Connection) -> str | None:

@@ -358,13 +358,6 @@ def test_invalid_arguments_are_refused(db: sqlite3.Connection, name: str, args: 
         report(db, name, *terms(), args)
 
 
-def test_an_outdated_database_is_explained(db: sqlite3.Connection) -> None:
-    db.execute("DROP INDEX model_calls_chat")
-    db.execute("ALTER TABLE model_calls RENAME COLUMN chat_id TO unknown")
-    with pytest.raises(CommandError, match="older version"):
-        report(db, "usage", *terms(), {})
-
-
 @pytest.mark.parametrize("words", [["usage"], ["insights"], ["usage", "--json"]])
 def test_without_a_database_the_command_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]

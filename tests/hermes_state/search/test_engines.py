@@ -138,7 +138,12 @@ def test_engines_rank_the_same_hits_in_the_same_order(postgres: Postgres, monkey
         f"{__name__}.OTHERS", [one for one in OTHERS if one != "\0"]
     )  # SQLite counts no letter after it
     chosen, found = random.Random(4), 0
-    narrowings: list[SearchFilter] = [{}, {"chat_id": ChatId(1)}, {"agent": ""}, {"lineage_id": LineageId(2), "turn_id": TurnId(99)}]
+    narrowings: list[SearchFilter] = [
+        {},
+        {"chat_id": ChatId(1)},
+        {"agent": ""},
+        {"lineage_id": LineageId(2), "turn_id": TurnId(99)},
+    ]
     with migrated() as sqlite, postgres_database(postgres) as other:
         for db in (sqlite, other):
             db.execute("BEGIN")

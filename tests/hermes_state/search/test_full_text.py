@@ -87,7 +87,9 @@ async def test_leaving_out_chats_finds_the_same_in_the_same_order_as_naming_the_
     assert len(await store.read(search, "door", other_than=others)) == 10
 
 
-async def test_a_search_for_an_agent_finds_only_its_conversations_also_in_a_chat_of_several_agents(store: Store) -> None:
+async def test_a_search_for_an_agent_finds_only_its_conversations_also_in_a_chat_of_several_agents(
+    store: Store,
+) -> None:
     def fill(db: Connection) -> None:
         for name, agent in (("a", ""), ("a", "ops"), ("b", "ops"), ("c", ""), ("d", "desk")):
             session = start(db, name)
