@@ -199,21 +199,21 @@ def _checked_agents(
     for name, block in config.agents.items():
         if name == UNNAMED:
             continue
-        values, own = dict(chosen), dict[str, Any]()
+        values, own, keys = dict(chosen), dict[str, Any](), set[KeyPath]()
         for key, value in _leaves({one: None if one in OWN_KEYS else value for one, value in block.items()}):
             where = _position_of(("agents", name, *key), chosen, file)
             if key[0] in OWN_KEYS:
                 own[key[0]] = unmasked(block[key[0]])
             elif is_agent_key(key) and key in FIELDS:
                 values[key] = unmasked(value), where
-                own |= {"has_daily_cap": True} if key[-1] == "daily_cap" else {}
+                keys.add(key)
             elif value is not None or key not in BLOCKS:
                 problems.append(f"{where}: agents.{name}: {unknown_agent_key(key)}")
         laid, found_problems = _checked(values, file)
         problems += [f"{one} (agent {name})" for one in found_problems]
         if laid is not None:
             try:
-                found[name] = completed_agent(name, laid, config, own, home)
+                found[name] = completed_agent(name, laid, config, own, keys, home)
             except ValueError as error:
                 word = str(error).partition(":")[0].partition(".")[0]
                 where = _position_of(("agents", name, word), chosen, file)

@@ -1,6 +1,6 @@
 """The configuration of one agent: the top level of the configuration with the agent's own keys laid over it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,14 @@ from gateway.config.fields import BLOCKS
 from gateway.config.files import KeyPath
 from gateway.config.routes import RouteConfig, written_route
 from gateway.config.settings import Config, ModelConfig
-from gateway.config.tool_settings import ToolsConfig, ToolSwitch
+from gateway.config.tool_settings import ApprovalConfig, PolicyWord, ToolsConfig, ToolSwitch
+from hermes_state.values import ToolEffect
 
 SHARED_NOTES = "_shared"
 """Folder in `agents/` with the notes about people of agents that share them, if the unnamed agent does not."""
+
+_SWITCHES: tuple[ToolSwitch, ...] = ("on", "admins", "off")  # the strictest word comes last
+_POLICIES: tuple[PolicyWord, ...] = ("allow", "ask", "ask_admin", "deny")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +53,19 @@ def unknown_agent_key(key: KeyPath) -> str:
     return f"unknown key {name}{did_you_mean(name, known) or '; valid keys: ' + ', '.join(known)}"
 
 
-def completed_agent(name: str, laid: Config, top: Config, own: Mapping[str, Any], home: Path) -> AgentConfig:
+def completed_agent(
+    name: str, laid: Config, top: Config, own: Mapping[str, Any], keys: Collection[KeyPath], home: Path
+) -> AgentConfig:
     """Return the configuration of an agent. `laid`: the top level `top` with the blocks of the agent laid over it.
 
-    `own` has the keys that only agents have. Raises `ValueError` with a message of the form `key: message`.
+    `own` has the keys that only agents have, and `keys` names the other keys that the agent sets. Raises `ValueError`
+    with a message of the form `key: message`.
     """
     costs = laid.costs.model_copy(update={"daily_cap": top.costs.daily_cap})
     agent = AgentConfig(
         name=name,
-        config=laid.model_copy(update={"costs": costs, "tools": _tools(laid.tools, top.tools)}),
-        daily_cap=laid.costs.daily_cap if own.get("has_daily_cap") else None,
+        config=laid.model_copy(update={"costs": costs, "tools": _tools(laid.tools, top.tools, keys)}),
+        daily_cap=laid.costs.daily_cap if ("costs", "daily_cap") in keys else None,
         skills=_folder(home, own.get("skills") or "skills"),
         shares_notes=_switch(own.get("shared_notes", False)),
     )
@@ -78,15 +85,41 @@ def completed_agent(name: str, laid: Config, top: Config, own: Mapping[str, Any]
     return agent
 
 
-def _tools(laid: ToolsConfig, top: ToolsConfig) -> ToolsConfig:
-    """Add an agent's switches and approval policies to those of the top level. `*` replaces all switches there."""
+def _tools(laid: ToolsConfig, top: ToolsConfig, keys: Collection[KeyPath]) -> ToolsConfig:
+    """Add an agent's switches and approval policies to those of the top level. `*` replaces all switches there.
+
+    The top level's switches and policies for places can make those that the agent sets stricter, but not looser.
+    """
 
     def added(own: dict[str, ToolSwitch], to: dict[str, ToolSwitch]) -> dict[str, ToolSwitch]:
         return own if "*" in own else {**to, **own}
 
-    places = {place: added(own, top.use_on.get(place, {})) for place, own in laid.use_on.items()}
-    values = {"use": added(laid.use, top.use), "use_on": {**top.use_on, **places}}
-    return laid.model_copy(update={**values, "approval_on": {**top.approval_on, **laid.approval_on}})
+    own_use = laid.use if ("tools", "use") in keys else {}
+    use_on = {place: _limited_switches(switches, own_use) for place, switches in top.use_on.items()}
+    if ("tools", "use_on") in keys:
+        use_on |= {place: added(own, use_on.get(place, {})) for place, own in laid.use_on.items()}
+    names = {key[-1] for key in keys if key[:2] == ("tools", "approval")}
+    approval_on = {place: _limited_policies(one, laid.approval, names) for place, one in top.approval_on.items()}
+    if ("tools", "approval_on") in keys:
+        approval_on |= laid.approval_on
+    return laid.model_copy(update={"use": added(laid.use, top.use), "use_on": use_on, "approval_on": approval_on})
+
+
+def _limited_switches(place: dict[str, ToolSwitch], own: dict[str, ToolSwitch]) -> dict[str, ToolSwitch]:
+    names = place.keys() | (own.keys() if "*" in place else ())
+    blocks = {name: [block.get(name, block.get("*")) for block in (place, own)] for name in names}
+    return {name: max(filter(None, words), key=_SWITCHES.index) for name, words in blocks.items()}
+
+
+def _limited_policies(place: ApprovalConfig, own: ApprovalConfig, names: Collection[str]) -> ApprovalConfig:
+    """Return the policies of a place, but those that the agent sets (`names`) at least as strict as its own."""
+    pairs = {name: (getattr(place, name), getattr(own, name)) for name in names if name != "mcp"}
+    values = {name: max(words, key=_POLICIES.index) for name, words in pairs.items()}
+    is_set = "mcp" in names or (names and own.mcp is None)  # `mcp` can follow from the other policies
+    if is_set and (place.mcp or own.mcp):
+        words = [one.policy_of(effect, is_mcp=True) for one in (place, own) for effect in ToolEffect]
+        values["mcp"] = max(words, key=_POLICIES.index)
+    return place.model_copy(update=values)
 
 
 def _folder(home: Path, name: object) -> Path:

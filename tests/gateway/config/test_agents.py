@@ -78,6 +78,37 @@ agents:
     assert found.config.tools.use == {"terminal": "off", "web_fetch": "admins"}
 
 
+def test_places_at_the_top_level_loosen_nothing_that_an_agent_sets(tmp_path: Path) -> None:
+    found = loaded(
+        tmp_path,
+        """
+tools:
+  use_on: {telegram: {"*": "on", terminal: "on", delegate: "off"}}
+  approval_on: {telegram: {executes: allow, writes: allow, mcp: allow}, discord: {executes: deny}}
+agents:
+  kiosk: {tools: {use: {"*": "off", todo: admins}, approval: {executes: deny, writes: deny}}}
+  desk: {tools: {use: {todo: "off", delegate: "on"}, approval: {writes: ask}}}
+  ops: {tools: {use: {"*": "off"}, use_on: {telegram: {terminal: "on"}}, approval_on: {telegram: {writes: allow}}}}
+""",
+    )
+    on_telegram, on_discord = (ChatKey(platform=one, account=one, chat_ref="5") for one in ("telegram", "discord"))
+    tools = {name: found.agent(name).config.tools for name in ("kiosk", "desk", "ops")}
+    names = ("terminal", "delegate", "todo", "web_fetch")
+    switches = {agent: [one.switch_of(name, on_telegram) for name in names] for agent, one in tools.items()}
+    assert switches == {
+        "kiosk": ["off", "off", "admins", "off"],
+        "desk": ["on", "off", "off", "on"],
+        "ops": ["on", "off", "off", "off"],
+    }
+    policies = {agent: one.approval_in(on_telegram).model_dump() for agent, one in tools.items()}
+    assert policies == {
+        "kiosk": {"writes": "deny", "executes": "deny", "mcp": "deny"},
+        "desk": {"writes": "ask", "executes": "allow", "mcp": "ask_admin"},
+        "ops": {"writes": "allow", "executes": "ask_admin", "mcp": None},
+    }
+    assert tools["desk"].approval_in(on_discord).executes == "deny"
+
+
 @pytest.mark.parametrize(
     ("yaml", "said"),
     [
