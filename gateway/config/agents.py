@@ -168,6 +168,7 @@ def route_problems(
             if account and account not in accounts:
                 meant = did_you_mean(account, accounts) or f"; accounts: {', '.join(accounts)}"
                 yield f"{line}: routes: there is no account {account!r}{meant}"
+        yield from (f"{line}: routes: {why}" for why in _mismatches(route))
         elsewhere = next((name for name in (route.chat, route.account) if name and not name.startswith("discord")), "")
         if elsewhere and (route.guild or route.has_discord_role):
             what = f"guild {route.guild}" if route.guild else f"role {route.role}"
@@ -176,6 +177,15 @@ def route_problems(
     for found in seen.values():
         if len(found) > 1:
             yield f"{found[0]} and {found[1]}: routes: both routes match the same messages: remove one of them"
+
+
+def _mismatches(route: AgentRoute) -> Iterator[str]:
+    account, colon, ref = route.chat.partition(":")
+    has_chats = account == route.account or (not colon and route.account.startswith(f"{account}/"))
+    if account and route.account and not has_chats:
+        yield f"{route.text}: the account {route.account} has no such chat, so nothing matches: remove one of them"
+    if colon and not re.fullmatch(r".+" if account == "local" else r"-?\d+(/\d+)?(#.+)?", ref, re.ASCII):
+        yield f"{route.chat} is not a chat: write it as `/whoami` shows it, with a number, such as {account}:123"
 
 
 def route_notices(

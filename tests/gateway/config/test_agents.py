@@ -144,6 +144,15 @@ agents:
             "agents:\n  ops:\n    skills: ../x",
             "file line 3: agents.ops.skills: must be the name of a folder in the state ",
         ),
+        *(
+            (f"routes:\n  - {{agent: default, {keys}}}", f"file line 2: routes: {said}")
+            for keys, said in (
+                ("chat: 'telegram:1', account: local", "chat telegram:1, account local: the account local has no such"),
+                ("chat: local, account: telegram", "chat local, account telegram: the account telegram has no such"),
+                ("chat: 'telegram:'", "telegram: is not a chat: write it as `/whoami` shows it"),
+                ("chat: 'telegram:@group'", "telegram:@group is not a chat: write it as `/whoami` shows it"),
+            )
+        ),
         ("agents:\n  Ops:", "agents: 'Ops' cannot be the name of an agent: use at most 32 of the characters"),
         ("agents:\n  default: {persona: x}", "agents: default is the agent at the top level"),
         (
