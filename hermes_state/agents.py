@@ -14,7 +14,7 @@ from hermes_state.outbox import Reply
 from hermes_state.sessions import count_messages, end_session, load_active, start_session
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none, select
-from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
+from hermes_state.values import ChatId, EndReason, LineageId, Millis, OutboxId, SessionId
 
 UNNAMED = "default"
 """Name under which people see the agent with the name ""."""
@@ -77,6 +77,13 @@ def load_state(db: Connection, chat_id: ChatId, routed: RoutedAgent) -> AgentSta
 def load_agent(db: Connection, chat_id: ChatId) -> str:
     """Load the agent that answered in the chat last."""
     return scalar(db, str, "SELECT agent FROM chats WHERE id = ?", (chat_id,))
+
+
+def load_author(db: Connection, row_id: OutboxId) -> str:
+    """Load the agent that wrote the answer of an outbox row. The chat can have another agent by now."""
+    query = """SELECT s.agent FROM outbox o
+    JOIN messages m ON m.id = o.message_id JOIN sessions s ON s.id = m.session_id WHERE o.id = ?"""
+    return scalar(db, str, query, (row_id,))
 
 
 def agent_of(db: Connection, session_id: SessionId | LineageId) -> str:

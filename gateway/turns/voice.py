@@ -28,7 +28,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.switches import VOICE
 from gateway.turns.file_kinds import AttachmentError
 from hermes_state import attachments, inbox, outbox
-from hermes_state.agents import load_agent
+from hermes_state.agents import load_agent, load_author
 from hermes_state.aio import cancel_all
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import load_chat
@@ -87,8 +87,8 @@ class AudioHandler(Generic[C]):
         for _, client in self._clients:
             await client.model.close()
 
-    async def _client(self, chat_id: ChatId) -> C:
-        return await asyncio.to_thread(self._client_of, await self.store.read(load_agent, chat_id))
+    async def _client(self, agent: str) -> C:
+        return await asyncio.to_thread(self._client_of, agent)
 
     def _client_of(self, name: str) -> C:
         config, loaded = self.runtime.config, self.runtime.live.loaded
@@ -122,7 +122,8 @@ class TranscriptionHandler(AudioHandler["TranscriptionClient"]):
             raise AttachmentError("I can no longer listen to recordings. Please send text instead.")
         try:
             name, within = _file_name(recording), self.runtime.config.model.turn_seconds
-            client, payer = await self._client(row.chat_id), Payer(chat_id=row.chat_id)
+            client = await self._client(await self.store.read(load_agent, row.chat_id))
+            payer = Payer(chat_id=row.chat_id)
             text, call = await client.transcribe(data, name, payer=payer, within=within)
         except ModelError as error:
             log.warning("recording.failed", error=type(error).__name__, detail=str(error))
@@ -252,7 +253,8 @@ class VoiceRecorder(AudioHandler["SpeechClient"]):
         is_off = settings.model is None or await VOICE.load(self.store, row.chat_id, settings.mode) == "off"
         if not words or is_off:
             return False
-        client = await self._client(row.chat_id)
+        agent = await self.store.read(load_author, row.id)
+        client = await self._client(agent)
         if (circuit := client.breaker.open) is not None:
             raise ModelError(f"the speech model {circuit.why}")
         within, payer = self.runtime.config.model.read_seconds, Payer(chat_id=row.chat_id)
@@ -269,7 +271,7 @@ class VoiceRecorder(AudioHandler["SpeechClient"]):
             await cancel_all([call])
         file = await asyncio.to_thread(self._stored, data, mime)
         caption = "" if is_whole else PART_ONLY
-        return await self.store.write_with_retry(_keep_recording, row, file, caption, made, self.clock.now())
+        return await self.store.write_with_retry(_keep_recording, row, file, caption, made, agent, self.clock.now())
 
     async def _show(self, chat_id: ChatId) -> None:
         """Show that a voice message is being recorded, unless another request to the chat is running."""
@@ -287,9 +289,9 @@ class VoiceRecorder(AudioHandler["SpeechClient"]):
 
 @locks(outbox="row.id", chat="row.chat_id")
 def _keep_recording(
-    db: Connection, row: OutboxRow, file: StoredFile, caption: str, call: ModelCall, now: Millis
+    db: Connection, row: OutboxRow, file: StoredFile, caption: str, call: ModelCall, agent: str, now: Millis
 ) -> bool:
-    ledger.record(db, None, None, call, now, chat_id=row.chat_id)
+    ledger.record(db, None, None, call, now, chat_id=row.chat_id, agent=agent)
     if load_words(db, row.id) is None:
         return False
     number = attachments.insert(db, row.chat_id, file, now, row.message_id)

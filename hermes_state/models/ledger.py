@@ -41,16 +41,17 @@ def record(
     call: ModelCall,
     now: Millis,
     chat_id: ChatId | None = None,
+    agent: str | None = None,
 ) -> None:
     """Add a call to the ledger. Add its usage and cost to the totals of the conversation's newest session.
 
-    `chat_id` is for calls outside a conversation.
+    `chat_id` is for calls outside a conversation. `agent` is for those of an agent that may have left the chat.
     """
     session = None if lineage_id is None else load_tip(db, lineage_id)
     if session is not None:
         db.execute(f"UPDATE sessions SET {ADD_USAGE} WHERE id = ?", (*usage_of(call), session.id))
         chat_id = session.chat_id
-    insert_call(db, (chat_id, lineage_id, session.id if session else None, turn_id), call, now)
+    insert_call(db, (chat_id, lineage_id, session.id if session else None, turn_id), call, now, agent)
 
 
 def insert_call(
@@ -58,15 +59,19 @@ def insert_call(
     place: tuple[ChatId | None, LineageId | None, SessionId | None, TurnId | None],
     call: ModelCall,
     now: Millis,
+    agent: str | None = None,
 ) -> None:
-    """Add a call to the ledger, without changing a session's totals. The agent is that of the session or the chat."""
+    """Add a call to the ledger, without changing a session's totals.
+
+    If `agent` is None, the agent is that of the session or the chat.
+    """
     query = """INSERT INTO model_calls (chat_id, lineage_id, session_id, turn_id, purpose, route, model, outcome,
       estimated, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, cost_microusd,
       took_ms, created_at, agent)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(
-      (SELECT agent FROM sessions WHERE id = ?), (SELECT agent FROM chats WHERE id = ?), ''))"""
+      CAST(? AS TEXT), (SELECT agent FROM sessions WHERE id = ?), (SELECT agent FROM chats WHERE id = ?), ''))"""
     kind = (call.purpose, call.route, call.model, call.outcome, int(call.is_estimated))
-    whose = place[2], place[0]
+    whose = agent, place[2], place[0]
     db.execute(query, (*place, *kind, *_tokens_of(call), call.cost, call.took_ms, now, *whose))
 
 

@@ -6,7 +6,7 @@ from hermes_state.sessions import ensure_active, list_conversations, load_active
 from hermes_state.store.sql import Connection
 from hermes_state.tools import approvals
 from hermes_state.tools.approvals import AnswererRole, GrantKind, PendingApproval
-from hermes_state.values import CanonicalUsage, ChatId, EndReason, MicroUsd, TurnId, UserRef
+from hermes_state.values import CanonicalUsage, ChatId, EndReason, MicroUsd, OutboxId, TurnId, UserRef
 from tests.hermes_state.rows import START, compress, exchange, make_chat
 
 OPS = RoutedAgent(name="ops", known="||ops|desk|")
@@ -40,6 +40,8 @@ def test_another_agent_ends_the_conversation_once_and_starts_its_own(db: Connect
     second = load_active(db, chat)
     assert second is not None
     assert (agents.agent_of(db, second.id), agents.agent_of(db, first.id)) == ("ops", "")
+    [(row,)] = db.execute("SELECT id FROM outbox WHERE message_id IS NOT NULL").fetchall()
+    assert agents.load_author(db, OutboxId(row)) == "", "another agent answers now, but this answer stays with its own"
     assert db.execute("SELECT end_reason FROM sessions WHERE id = ?", (first.id,)).fetchone() == (EndReason.RESET,)
     told = "SELECT count(*) FROM outbox WHERE payload LIKE '%The agent ops answers here%'"
     assert db.execute(told).fetchone() == (1,)
