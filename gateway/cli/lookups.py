@@ -1,6 +1,7 @@
 """`hermes-gateway lineage | search | history | sessions | why | usage | insights`: show stored messages and costs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -239,10 +240,10 @@ def insights(
 
 def _read_spending(db: Connection, name: str, args: Mapping[str, Any]) -> object:
     try:
-        limits = limits_in(load_config(process_environment()), args["agent"])
+        limits_of: Callable[[str | None], SpendingCapSettings] = partial(limits_in, load_config(process_environment()))
     except ConfigError:
-        limits = SpendingCapSettings(zone=None)  # the command still shows the usage, but without caps
-    return spending.report(db, name, limits, SystemClock().now(), args)
+        limits_of = lambda _: SpendingCapSettings(zone=None)  # noqa: E731  # still show the usage, but without caps
+    return spending.report(db, name, limits_of, SystemClock().now(), args)
 
 
 def look_up(name: str, args: Mapping[str, Any], kind: type[T]) -> list[T]:

@@ -138,6 +138,8 @@ def _rows_of_daemon(found: Mapping[str, Any], now: Millis) -> Iterator[Row]:
             yield "", _waiting(counted(late, "schedule") + " late", work["late_since"], now), "yellow"
     if (today := found.get("today")) is not None:
         yield "Today", f"{today['cost']} for {counted(today['calls'], 'model call')}", ""
+    for label, cap in _labelled("Caps", found.get("caps_reached", ())):
+        yield label, f"{cap} has been reached", "yellow"
     problems = found.get("last_hour", [])
     for label, one in _labelled("Last hour", problems[:MAX_PROBLEMS]):
         last = f"last at {format_time(one['last_at'], None)}"

@@ -9,12 +9,12 @@ from agent.tools.mcp.settings import ServerState
 from gateway import installed_version
 from gateway.access.pairing import approve_request, deny_request
 from gateway.console.registry import ConsoleContext, Page, field_of
-from gateway.models.pricing import cap_limits, limits_in, unpriced_models
+from gateway.models.pricing import limits_in, unpriced_models
 from gateway.operator.spending import (
-    CapUsage,
     InsightsReport,
     UsageReport,
     insights_notes,
+    load_daily_caps,
     load_insights,
     load_usage,
     money,
@@ -40,7 +40,7 @@ SPANS = {"7": "7 days", "30": "30 days", "90": "90 days"}
 
 
 async def load_overview(context: ConsoleContext, person: WebPerson, query: Mapping[str, str]) -> Values:
-    now, limits = context.clock.now(), cap_limits(context.live.config)
+    now, limits = context.clock.now(), limits_in(context.live.loaded, None)
 
     def read(db: Connection) -> Values:
         return {
@@ -48,15 +48,14 @@ async def load_overview(context: ConsoleContext, person: WebPerson, query: Mappi
             "waiting": console.count_waiting(db),
             "failures": console.load_failures(db, Millis(now - DAY_MS)),
             "today": ledger.load_since(db, day_start(now, limits.zone)),
+            "caps": load_daily_caps(db, limits, now),
             "requests": [one for one in list_pairings(db, now) if one.state is PairingState.PENDING],
         }
 
     values = await context.store.read(read)
-    today, daily = values["today"], limits.daily
-    caps = [] if daily is None else [CapUsage(key="costs.daily_cap", spent=today.cost, limit=daily)]
+    today = values["today"]
     return {
         **values,
-        "caps": caps,
         "version": installed_version(),
         "model": context.live.config.model.label,
         "uptime": now - context.started_at,
@@ -64,11 +63,11 @@ async def load_overview(context: ConsoleContext, person: WebPerson, query: Mappi
         "states": STATE_WORDS,
         "cost_today": money(today),
         "calls_today": counted(today.calls, "model call"),
-        "attention": list(_attention(context, values, caps)),
+        "attention": list(_attention(context, values)),
     }
 
 
-def _attention(context: ConsoleContext, values: Values, caps: Sequence[CapUsage]) -> Iterator[str]:
+def _attention(context: ConsoleContext, values: Values) -> Iterator[str]:
     """Yield a sentence for each problem that needs the owner's attention, the most urgent first."""
     if context.store.trouble is not None:
         yield f"The database is not writable: {context.store.trouble}"
@@ -76,8 +75,7 @@ def _attention(context: ConsoleContext, values: Values, caps: Sequence[CapUsage]
         if not health.is_ready and health.state is not AdapterState.STARTING:
             yield f"{platform_name(name)}: {STATE_WORDS[health.state].lower()}. {health.detail}".rstrip()
     yield from context.pauses()
-    reached = [cap.key for cap in caps if cap.is_reached]
-    yield from (f"The spending cap {key} has been reached, so the model is no longer called." for key in reached)
+    yield from (cap.warning for cap in values["caps"] if cap.is_reached)
     if models := unpriced_models(context.live.loaded.agents):
         yield f"No price is known for {', '.join(models)}, so the spending caps block calls to these models."
     if requests := len(values["requests"]):

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import tzinfo
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import structlog
 from yarl import URL
 
 from agent.engines.loader import BUILT_IN
-from agent.model.caps import day_start
+from agent.model.caps import SpendingCapSettings, day_start
 from agent.tools.mcp.servers import ServerRegistry
 from gateway import installed_version
 from gateway.access.clients import add_client
@@ -25,7 +24,7 @@ from gateway.access.web_links import make_link, page_address
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.logs import PROBLEMS
-from gateway.models.pricing import cap_limits, limits_in
+from gateway.models.pricing import limits_in
 from gateway.models.selection import Runtime
 from gateway.operator import checks
 from gateway.operator.browsers import browser_rows, served_elsewhere
@@ -34,7 +33,7 @@ from gateway.operator.effective import comparable_settings
 from gateway.operator.forgetting import Forgetter
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up, tool_row
 from gateway.operator.socket import Handler
-from gateway.operator.spending import money, report, spent_row
+from gateway.operator.spending import load_daily_caps, money, report, spent_row
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.scripts import send_to_chat
@@ -127,16 +126,17 @@ class OperatorHandler:
     async def _work(self) -> Mapping[str, Any]:
         """Return what waits, and today's spending. Return nothing while the database does not answer."""
 
-        def load(db: Connection, now: Millis, zone: tzinfo | None) -> Mapping[str, Any]:
-            today = ledger.load_since(db, day_start(now, zone))
+        def load(db: Connection, now: Millis, limits: SpendingCapSettings) -> Mapping[str, Any]:
+            today = ledger.load_since(db, day_start(now, limits.zone))
             return {
                 "work": msgspec.structs.asdict(load_queues(db, now)),
                 "search_index_percent": load_progress(db),
                 "today": {"cost": money(today), **spent_row(today)},
+                "caps_reached": [cap.key for cap in load_daily_caps(db, limits, now) if cap.is_reached],
             }
 
         with suppress(StoreUnavailable):
-            return await self.store.read_within(2.0, load, self.clock.now(), cap_limits(self.runtime.config).zone)
+            return await self.store.read_within(2.0, load, self.clock.now(), limits_in(self.loaded(), None))
         return {}
 
     def _agents(self) -> Mapping[str, str]:
@@ -262,9 +262,8 @@ class OperatorHandler:
         return await asyncio.to_thread(lambda: [tool_row(tool.schema, redact) for tool in tools])
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Row:
-        agent, now = args.get("agent"), self.clock.now()
-        caps = limits_in(self.loaded(), agent if isinstance(agent, str) else None)
-        return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
+        limits_of = partial(limits_in, self.loaded())
+        return await self.store.read_within(LOOKUP_SECONDS, report, name, limits_of, self.clock.now(), args)
 
     async def mint_local_url(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a link that signs in one browser as the owner, or as the person called `for`.

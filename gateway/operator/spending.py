@@ -18,7 +18,7 @@ from gateway.operator.lookups import Row, find_place
 from hermes_state import ratings
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.admin.overview import lacks_ratings
-from hermes_state.agents import find_agent, shown_name
+from hermes_state.agents import agent_of, find_agent, load_agent, shown_name
 from hermes_state.chats import load_chat, load_label
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
@@ -37,20 +37,33 @@ VALUE = 10
 NAME = 22
 
 
-def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
-    """Load a report for the command line as a mapping of its fields. Raises `CommandError` for invalid arguments."""
+def report(
+    db: Connection,
+    name: str,
+    limits_of: Callable[[str | None], SpendingCapSettings],
+    now: Millis,
+    args: Mapping[str, Any],
+) -> Row:
+    """Load a report for the command line as a mapping of its fields. Raises `CommandError` for invalid arguments.
+
+    `limits_of` returns the caps of the agent with this display name, or the caps of all agents.
+    """
     agent = find_agent(db, None if args.get("agent") is None else str(args["agent"]))
     if name == "insights":
         days = args.get("days", DEFAULT_DAYS)
         if type(days) is not int or not 1 <= days <= MAX_DAYS:
             raise CommandError(f"The number of days must be between 1 and {MAX_DAYS}.")
-        insights: Row = msgspec.to_builtins(load_insights(db, settings, now, days, agent=agent))
+        insights: Row = msgspec.to_builtins(load_insights(db, limits_of(None), now, days, agent=agent))
         return insights
     place = args.get("place")
     if place is not None and not isinstance(place, str):
         raise CommandError("Give the name of a chat or the id of a session.")
     found = None if place is None else find_place(db, place)
-    usage: Row = msgspec.to_builtins(load_usage(db, settings, now, found, agent))
+    whose = agent
+    if found is not None and agent is None:
+        whose = load_agent(db, found.chat_id) if found.session is None else agent_of(db, found.session.id)
+    limits = limits_of(None if whose is None else shown_name(whose))
+    usage: Row = msgspec.to_builtins(load_usage(db, limits, now, found, agent))
     return usage
 
 
@@ -85,6 +98,12 @@ class CapUsage:
     @property
     def is_reached(self) -> bool:
         return self.spent >= self.limit
+
+    @property
+    def warning(self) -> str:
+        of_agent = self.key.startswith("agents.")
+        effect = "this agent no longer calls the model" if of_agent else "the model is no longer called"
+        return f"The spending cap {self.key} has been reached, so {effect}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +163,17 @@ def load_usage(
     )
 
 
+def load_daily_caps(db: Connection, settings: SpendingCapSettings, now: Millis) -> list[CapUsage]:
+    """Load the daily caps of the gateway and of its agents."""
+    agents = ((_cap_of(name), name, limit) for name, limit in settings.agents_daily.items())
+    since = day_start(now, settings.zone)
+    return [
+        CapUsage(key=key, spent=ledger.load_since(db, since, agent=name).cost, limit=limit)
+        for key, name, limit in (("costs.daily_cap", None, settings.daily), *agents)
+        if limit is not None
+    ]
+
+
 def _cap_of(agent: str) -> str:
     return f"agents.{agent}.costs.daily_cap"
 
@@ -196,7 +226,7 @@ def usage_lines(usage: UsageReport) -> list[str]:
 
 
 def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
-    """Return today's spending and the caps. With `tells_all`, include the gateway's total, even without a cap."""
+    """Return today's spending and the caps. With `tells_all`, include spending outside the chat that has no cap."""
     caps = {cap.key: cap for cap in usage.caps}
     lines = []
     if "costs.conversation_cap" in caps:
@@ -206,7 +236,8 @@ def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
         lines.append(f"- This chat today: {money(usage.chat_today) if cap is None else _of(cap)}")
     for name, spent in usage.agents_today.items():
         cap = caps.get(_cap_of(name))
-        lines.append(f"- Agent {shown_name(name)} today: {money(spent) if cap is None else _of(cap)}")
+        if cap is not None or tells_all:
+            lines.append(f"- Agent {shown_name(name)} today: {money(spent) if cap is None else _of(cap)}")
     cap = caps.get("costs.daily_cap")
     if cap is not None or tells_all:
         lines.append(f"- The whole gateway today: {money(usage.today) if cap is None else _of(cap)}")

@@ -42,8 +42,8 @@ def check(db: Connection | None, home: Path) -> None:
     assert look_up_at_rest(db, "history", {"place": "telegram:42"}, str) == []
     assert look_up_at_rest(db, "search", {"words": "door", "agent": "default"}, str) == []
     for place in (None, "telegram:42"):
-        assert report(db, "usage", caps, Millis(START), {"place": place})
-    assert report(db, "insights", caps, Millis(START), {})
+        assert report(db, "usage", lambda _: caps, Millis(START), {"place": place})
+    assert report(db, "insights", lambda _: caps, Millis(START), {})
     assert check_removed(db, load_config({"HERMES_HOME": str(home)})) == []
     assert check_database(db)
 

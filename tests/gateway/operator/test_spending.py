@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, timedelta
+from functools import partial
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -18,6 +19,8 @@ from typer.testing import CliRunner
 from agent.model.base import Payer
 from agent.model.caps import SETTLED_MILLIS, DailyUsage, SpendingCaps, SpendingCapSettings, day_start
 from gateway.cli import app
+from gateway.config import load_config
+from gateway.models.pricing import limits_in
 from gateway.operator.spending import (
     WIDTH,
     InsightsReport,
@@ -25,6 +28,7 @@ from gateway.operator.spending import (
     insights_block,
     insights_notes,
     insights_row,
+    load_daily_caps,
     load_insights,
     load_usage,
     money,
@@ -34,6 +38,7 @@ from gateway.operator.spending import (
     usage_row,
 )
 from hermes_state.admin.lineage_queries import LookupResult
+from hermes_state.agents import RoutedAgent, settle
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError, SpendingCapExceeded
 from hermes_state.models import ledger
@@ -64,6 +69,11 @@ def terms(now: int = START, **limits: int) -> tuple[SpendingCapSettings, Millis]
 def usage_of(db: sqlite3.Connection, chat: ChatId, lineage_id: LineageId | None = None, **limits: int) -> UsageReport:
     session = None if lineage_id is None else load_tip(db, lineage_id)
     return load_usage(db, *terms(**limits), LookupResult(chat_id=chat, session=session))
+
+
+def reported(db: sqlite3.Connection, name: str, args: dict[str, object], **limits: int) -> dict[str, object]:
+    caps, now = terms(**limits)
+    return report(db, name, lambda _: caps, now, args)
 
 
 # ---- days
@@ -315,6 +325,38 @@ def test_a_report_crosses_the_socket_unchanged(
     assert msgspec.json.decode(msgspec.json.encode(found), type=InsightsReport) == found
 
 
+def test_the_caps_of_a_place_are_those_of_its_agent(db: sqlite3.Connection, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "costs: {chat_daily_cap: 100}\nagents: {ops: {costs: {daily_cap: 0.1, chat_daily_cap: 2}}, desk: }"
+    )
+    limits_of = partial(limits_in, load_config({"HERMES_HOME": str(tmp_path)}))
+    chat = make_chat(db)
+    turn = exchange(db, chat, "q", "a")
+    (key,) = db.execute("SELECT key FROM sessions").fetchone()
+    settle(db, chat, RoutedAgent(name="ops", known="||ops|"), Millis(START))
+    ledger.record(db, None, None, PRICED, Millis(START), chat_id=chat)
+    ledger.record(db, None, None, PRICED, Millis(START), chat_id=chat, agent="desk")
+
+    def caps(place: str | None) -> list[tuple[str, int]]:
+        found = msgspec.convert(report(db, "usage", limits_of, Millis(START), {"place": place}), UsageReport)
+        return [(cap.key, cap.limit) for cap in found.caps]
+
+    daily = ("agents.ops.costs.daily_cap", 100_000)
+    assert caps(None) == [daily]
+    assert caps("telegram:42") == [("costs.chat_daily_cap", 2_000_000), daily]
+    assert caps(key) == [("costs.chat_daily_cap", 100_000_000)], f"the agent of turn {turn.id} was the unnamed one"
+    [cap] = load_daily_caps(db, limits_of(None), Millis(START))
+    assert (cap.key, cap.spent, cap.is_reached) == ("agents.ops.costs.daily_cap", 250_000, True)
+    assert cap.warning.endswith("has been reached, so this agent no longer calls the model.")
+
+
+def test_the_spending_of_an_agent_without_a_cap_is_shown_only_on_request(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    usage = load_usage(db, SpendingCapSettings(agent=""), Millis(START), LookupResult(chat_id=chat))
+    assert today_lines(usage, tells_all=False) == ["- This chat today: $0.00"]
+    assert today_lines(usage, tells_all=True)[1] == "- Agent default today: $0.00"
+
+
 def test_reports_for_the_command_line_equal_those_for_the_chat(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
@@ -323,11 +365,11 @@ def test_reports_for_the_command_line_equal_those_for_the_chat(db: sqlite3.Conne
     (key,) = db.execute("SELECT key FROM sessions").fetchone()
     caps = terms(**limits)
     usage = usage_of(db, chat, turn.lineage_id, **limits)
-    sent = orjson.loads(orjson.dumps(report(db, "usage", *caps, {"place": key})))
+    sent = orjson.loads(orjson.dumps(reported(db, "usage", {"place": key}, **limits)))
     assert msgspec.convert(sent, UsageReport) == usage
-    insights = orjson.loads(orjson.dumps(report(db, "insights", *caps, {"days": 3})))
+    insights = orjson.loads(orjson.dumps(reported(db, "insights", {"days": 3}, **limits)))
     assert msgspec.convert(insights, InsightsReport) == load_insights(db, *caps, 3)
-    assert msgspec.convert(report(db, "usage", *caps, {}), UsageReport) == load_usage(db, *caps, None)
+    assert msgspec.convert(reported(db, "usage", {}, **limits), UsageReport) == load_usage(db, *caps, None)
 
 
 def test_json_rows_show_the_same_costs_in_dollars(db: sqlite3.Connection) -> None:
@@ -355,7 +397,7 @@ def test_json_rows_show_the_same_costs_in_dollars(db: sqlite3.Connection) -> Non
 )
 def test_invalid_arguments_are_refused(db: sqlite3.Connection, name: str, args: dict[str, object]) -> None:
     with pytest.raises(CommandError):
-        report(db, name, *terms(), args)
+        reported(db, name, args)
 
 
 @pytest.mark.parametrize("words", [["usage"], ["insights"], ["usage", "--json"]])
