@@ -13,7 +13,7 @@ import typer
 
 from agent.memory.notes import MemoryDirectory
 from gateway.cli.answers import configured_database
-from gateway.cli.lookups import Place, look_up_all
+from gateway.cli.lookups import AgentName, Place, look_up_all
 from gateway.cli.output import Json, echo, new_file, progress_bar, show
 from gateway.config import load_config, process_environment
 from gateway.config.files import prepare_home
@@ -100,6 +100,7 @@ def export(
     person: Annotated[
         str | None, typer.Option(metavar="PERSON", help="Only a person's conversations, such as telegram:42.")
     ] = None,
+    agent: AgentName = None,
     is_forced: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
 ) -> None:
     """Write all conversations, a chat's conversations or a session's conversation to OUT, even while the gateway runs.
@@ -112,7 +113,7 @@ def export(
     files, numbers = open_attachments(load_config(process_environment())) if form.has_files else None, Counter[str]()
     with progress_bar() as progress, new_file(target, is_forced=is_forced) as file:
         file.write(form.start(place or person or "All conversations").encode())
-        asked = {"place": place, "person": person}
+        asked = {"place": place, "person": person, "agent": agent}
         found = list(look_up_all("conversations", asked, StoredConversation, "lineage_id"))
         for done, one in enumerate(found):
             progress("conversations", done, len(found))

@@ -26,7 +26,7 @@ from agent.trajectories import (
 from agent.trajectories.export import replayed, trajectory_line
 from agent.trajectories.files import read_lines
 from gateway.cli.answers import ask_or_read
-from gateway.cli.lookups import Place, look_up_all
+from gateway.cli.lookups import AgentName, Place, look_up_all
 from gateway.cli.output import Json, echo, new_file, show
 from gateway.config import load_config, process_environment
 from gateway.config.settings import Config
@@ -162,6 +162,7 @@ def _total_lines(total: TrajectoryTotals, target: Path) -> Iterator[str]:
 def export(
     target: _Target,
     place: Place = None,
+    agent: AgentName = None,
     since: Annotated[
         str | None,
         typer.Option(metavar="DATE", help="Only conversations used since this date (UTC), such as 2026-03-31."),
@@ -178,7 +179,7 @@ def export(
     """
     if is_session_only and place is None:
         raise CommandError("--session needs a session id.")
-    asked = {"place": place, "since": parse_time(since) if since is not None else 0}
+    asked = {"place": place, "agent": agent, "since": parse_time(since) if since is not None else 0}
     count = 0
     with new_file(target, is_forced=is_forced) as file:
         found = ask_or_read("tools", {}, list[dict[str, Any]], lambda *_: [], empty=[])

@@ -186,7 +186,7 @@ async def usage(request: CommandRequest) -> CommandResult:
 async def insights(request: CommandRequest) -> CommandResult:
     """Show recent spending. In a shared chat, show only the spending of that chat."""
     words = request.argument.split()
-    agent = next((word for word in words if word[0].isalpha()), None)
+    agent = next((word for word in words if not word.lstrip("+-").isdecimal()), None)
     days = replace(request, argument=" ".join(word for word in words if word != agent)).number(DEFAULT_DAYS)
     if days is None or days > MAX_DAYS:
         number = f"or `/insights 30` for another number of days, at most {MAX_DAYS}"

@@ -266,12 +266,14 @@ class ConversationsRequest(LookupRequest, frozen=True, kw_only=True, forbid_unkn
 
     place: str | None = None
     person: str | None = None
+    agent: str | None = None
     since: int = 0
     after: int = 0
 
     def read(self, db: Connection) -> list[StoredConversation]:
         place = find_place(db, self.place) if self.place is not None else None
-        return load_conversations(db, place, Millis(self.since), LineageId(self.after), PAGE_CONVERSATIONS, self.person)
+        since, after, agent = Millis(self.since), LineageId(self.after), find_agent(db, self.agent)
+        return load_conversations(db, place, since, after, PAGE_CONVERSATIONS, self.person, agent)
 
     def redacted(self, one: StoredConversation, redact: Redact) -> StoredConversation:
         return msgspec.structs.replace(one, system_prompt=one.system_prompt and redact(one.system_prompt))

@@ -75,7 +75,8 @@ def load_chats(
         (SELECT {_SPENT} FROM model_calls m WHERE m.chat_id = c.id) AS cost
       FROM chats c {_ACTIVE}
       WHERE c.deleted_at IS NULL AND (:platform = '' OR :platform IN (c.platform, c.account))
-        AND c.agent = coalesce(CAST(:agent AS TEXT), c.agent)) found
+        AND (CAST(:agent AS TEXT) IS NULL OR c.agent = :agent
+          OR EXISTS (SELECT 1 FROM sessions s WHERE s.chat_id = c.id AND s.agent = :agent))) found
     WHERE :words = '' OR lower(label) LIKE :pattern ESCAPE '!' OR lower("key.chat_ref") LIKE :pattern ESCAPE '!'
     ORDER BY used_at DESC, id DESC LIMIT :limit OFFSET :before"""
     values = {"words": words, "pattern": containing(words), "platform": platform, "before": before, "limit": limit}

@@ -232,18 +232,25 @@ WHERE s.lineage_id > ? AND s.depth = (SELECT min(f.depth) FROM sessions f WHERE 
   AND (CAST(? AS INTEGER) IS NULL OR ? IN (s.lineage_id, p.lineage_id))
   AND EXISTS (SELECT 1 FROM messages m WHERE m.lineage_id = s.lineage_id AND m.seq > 0 AND m.created_at >= ?
     AND (CAST(? AS TEXT) IS NULL OR m.sender_ref = ?))
+  AND (CAST(? AS TEXT) IS NULL OR s.agent = ?)
 ORDER BY s.lineage_id LIMIT ?
 """
 
 
 def load_conversations(
-    db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int, person: str | None = None
+    db: Connection,
+    place: LookupResult | None,
+    since: Millis,
+    after: LineageId,
+    limit: int,
+    person: str | None = None,
+    agent: str | None = None,
 ) -> list[StoredConversation]:
     """Load at most `limit` conversations, with sub-agents, of `place` (None: all chats) whose ids are above `after`.
 
-    With `person`, load only the conversations in which this person wrote.
+    With `person`, load only the conversations in which this person wrote, and with `agent`, only those of this agent.
     """
     chat_id = place.chat_id if place is not None else None
     lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
-    values = (after, chat_id, chat_id, lineage_id, lineage_id, since, person, person, limit)
+    values = (after, chat_id, chat_id, lineage_id, lineage_id, since, person, person, agent, agent, limit)
     return select(db, StoredConversation, _BEGUN, values)

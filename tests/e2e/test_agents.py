@@ -1,6 +1,8 @@
 """Several agents in one gateway: which of them answers, what each of them knows, and what they cost."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,6 +246,7 @@ async def test_an_agent_that_has_reached_its_cap_stops_and_the_others_continue(w
     await world.say("", **VOICE, file_text="OggS SAYS:and a spoken one")
     assert await world.replies(2, match="daily spending cap of this agent has been reached")
     await world.ask("/usage", "Agent support today: \\$0.0[0-9]+ of \\$0.01.*: used up, agents.support.costs.daily_cap")
+    assert re.search("Caps: +agents.support.costs.daily_cap has been reached", (await world.command_line("status"))[1])
     await world.ask("ops is free", "ops is free", chat_id=43)
     await world.ask("/agent default", "the agent default answers here")
     await world.say("", **VOICE, file_text="OggS SAYS:default is free")
@@ -330,7 +333,7 @@ async def test_operators_and_admins_see_the_agent_of_each_conversation_and_cost(
     assert json.loads(output)["settings"]["routes"]["value"][0]["agent"] == "ops"
 
 
-async def test_lists_searches_and_costs_can_be_limited_to_an_agent(world: World) -> None:
+async def test_lists_searches_and_costs_can_be_limited_to_an_agent(world: World, tmp_path: Path) -> None:
     world.configure(AGENTS)
     for name in ("HERMES_ACCESS__ALLOW", "HERMES_ACCESS__ADMINS"):
         del world.gateway.environ[name]
@@ -362,6 +365,11 @@ async def test_lists_searches_and_costs_can_be_limited_to_an_agent(world: World)
     used = await rows("usage", "--agent", "ops")
     assert (used["calls"], used["agents_today"]["ops"]["calls"], used["today"]["calls"]) == (2, 2, 3)
     assert (await rows("insights", "--agent", "ops"))["total"]["calls"] == 2
+    for words in (["export"], ["trajectories", "export"]):
+        target = tmp_path / f"{words[0]}.jsonl"
+        await world.command_line(*words, str(target), "--agent", "ops")
+        written = target.read_text()
+        assert [text in written for text in ("second orchid", "another chat", "first orchid")] == [True, True, False]
     code, output = await world.command_line("sessions", "--agent", "opps")
     assert (code, "no conversations with an agent called “opps”" in output) == (1, True)
     await world.ask("/search --agent default orchid", "(?s)the first orchid(?!.*(second|another))")
@@ -373,16 +381,15 @@ async def test_lists_searches_and_costs_can_be_limited_to_an_agent(world: World)
         assert ("second" in hits, "another" in hits, "first" in hits) == (True, True, False)
         assert '<option value="ops" selected>' in hits
         chats = await owner.read("chats?agent=default")
-        assert ("telegram:42" in chats, "telegram:43" in chats) == (False, False)
+        assert ("telegram:42" in chats, "telegram:43" in chats) == (True, False), "default answered there before"
         assert "telegram:43" in await owner.read("chats?agent=ops")
         costs = await owner.read("costs?agent=ops")
         assert "2 model calls" in costs
         assert "<h2>Agents</h2>" in await owner.read("costs")
+    await world.ask("/insights 24x7", "no conversations with an agent called “24x7”")
     events = [json.loads(line) for line in world.gateway.log_text().splitlines() if '"command.done"' in line]
-    assert [(event["command"], event.get("agent")) for event in events] == [
-        ("agent", None),
-        *((name, "ops") for name in ("search", "lineage", "insights", "usage")),
-    ]
+    found_agents = {(event["command"], event.get("agent")) for event in events}
+    assert found_agents == {("agent", None), *((name, "ops") for name in ("search", "lineage", "insights", "usage"))}
 
 
 async def test_notes_about_people_are_shared_only_where_both_agents_say_so(world: World) -> None:
