@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.connections import register_functions
-from hermes_state.engines.sqlite.file_loss import refuse_loss, side_files
+from hermes_state.engines.sqlite.file_loss import has_content, refuse_loss, side_files
 from hermes_state.engines.sqlite.index import SERVING, merge_all
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, shipped_migrations
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
@@ -117,7 +117,7 @@ def _repair(path: Path, folder: Path, progress: Progress) -> RepairReport | None
         return None
     notes: list[str] = []
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
-        _make_schema(db, new, version)
+        make_schema(db, new, version)
         if version is None:
             _replace_header(damaged, new)
             notes.append("The header of the file was recreated.")
@@ -137,14 +137,41 @@ def _repair(path: Path, folder: Path, progress: Progress) -> RepairReport | None
         notes += _restore_references(db)
     kept = path.with_name(f"{path.stem}-damaged-{folder.name[-15:]}.db")
     flush(new)
-    log, index = side_files(path)
-    if log.exists():
-        log.rename(side_files(kept)[0])
-    index.unlink(missing_ok=True)
-    path.rename(kept)
-    new.rename(path)
-    path.chmod(0o600)
+    new.chmod(0o600)
+    swap_in(new, path, kept, folder / "kept.db")
     return RepairReport(tables=tables, notes=notes, kept=str(kept))
+
+
+def swap_in(new: Path, path: Path, kept: Path, unfinished: Path) -> None:
+    """Replace the database at `path` with `new`, and keep the old one and its log under the name `kept`.
+
+    The database keeps its first name until the new one replaces it. `unfinished` names a copy of it, which is needed
+    if the file system has no hard links. Raises `OSError`, and nothing has changed then.
+    """
+    log, index = side_files(path)
+    kept_log = kept.with_name(f"{kept.name}-wal")
+    try:
+        if has_content(path):
+            try:
+                os.link(path, kept)
+            except OSError:
+                os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                shutil.copyfile(path, unfinished)
+                flush(unfinished)
+                unfinished.rename(kept)
+        if has_content(log):  # it must not be applied to the new database
+            log.rename(kept_log)
+        log.unlink(missing_ok=True)
+        index.unlink(missing_ok=True)
+        new.rename(path)
+    except OSError:
+        if kept_log.exists():
+            kept_log.rename(log)
+        kept.unlink(missing_ok=True)
+        raise
+    finally:
+        unfinished.unlink(missing_ok=True)
+    flush(path.parent)
 
 
 def _version_of(path: Path) -> int | None:
@@ -181,7 +208,7 @@ def _check(db: sqlite3.Connection) -> None:
         db.execute(f"INSERT INTO {SERVING} ({SERVING}, rank) VALUES ('integrity-check', ?)", (is_current(db),))
 
 
-def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:
+def make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:
     """Create an empty database with schema `version` (None: the newest). The gateway's next start migrates it."""
     register_functions(db)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -203,15 +230,20 @@ def _replace_header(damaged: Path, donor: Path) -> None:
         file.write(header)
 
 
+def load_tables(db: sqlite3.Connection) -> list[str]:
+    """Load the names of the ordinary tables, sorted."""
+    query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT LIKE 'sqlite_%'"
+    return sorted(scalars(db, str, query))
+
+
 def _salvage(db: sqlite3.Connection, source: Path, progress: Progress) -> list[TableReport]:
     """Copy every ordinary table from `source` to `db`. Triggers fill the search index."""
-    query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT LIKE 'sqlite_%'"
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as old:
         with contextlib.suppress(sqlite3.DatabaseError):
             old.execute("PRAGMA writable_schema = ON")  # lets SQLite read a damaged schema
             old.execute("PRAGMA cell_size_check = ON")
         db.execute("BEGIN")
-        reports, names = [], sorted(scalars(db, str, query))
+        reports, names = [], load_tables(db)
         for done, name in enumerate(names):
             progress(name, done, len(names))
             reports.append(SalvageJob(name, old, db).run())

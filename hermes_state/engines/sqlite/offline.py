@@ -1,7 +1,9 @@
 """Access to a database file while its daemon is not running, for a copy or the command line."""
 
 import contextlib
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from hermes_state.engines.sqlite.connections import (
     register_functions,
     unavailable,
 )
-from hermes_state.engines.sqlite.file_loss import leave_marker, refuse_empty, refuse_loss
+from hermes_state.engines.sqlite.file_loss import has_content, leave_marker, refuse_empty, refuse_loss
 from hermes_state.engines.sqlite.index import merge_all
 from hermes_state.engines.sqlite.migrate import migrate, newest_schema, shipped_migrations
 from hermes_state.errors import DatabaseRejected
@@ -59,6 +61,23 @@ def open_target(path: Path) -> Iterator[Connection]:
         migrate(db, path)
         leave_marker(path)
         yield db
+
+
+def open_foreign(path: Path) -> sqlite3.Connection:
+    """Open a database that can be another program's, for reading, without a change in its folder.
+
+    A database with a journal is copied to a temporary folder first. Raises `OSError` or `sqlite3.Error`.
+    """
+    real = path.resolve(strict=True)
+    journals = [one for suffix in ("wal", "journal") if has_content(one := real.with_name(f"{real.name}-{suffix}"))]
+    if not journals:
+        return sqlite3.connect(f"{real.as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    with tempfile.TemporaryDirectory() as folder:  # SQLite can read open files without their names
+        for file in (real, *journals):
+            shutil.copyfile(file, Path(folder, file.name))
+        db = sqlite3.connect(Path(folder, real.name), isolation_level=None)
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    return db
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 from hermes_state.admin.restore import restore_database
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.store import SqliteStore
-from hermes_state.errors import DatabaseRejected, LockUnavailable
+from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
 from hermes_state.store.sql import load_note, save_note
 from tests.hermes_state.helpers import closed_after, opened
 
@@ -56,6 +56,48 @@ async def test_the_backup_replaces_the_database_and_the_old_one_stays_beside_it(
     assert noted(tmp_path / "log" / "state.db") == "new"
 
 
+def test_only_the_database_changes(backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "home" / "state.db"
+    given = backup.rename(path.with_name("state-restore.db"))
+    with opened(given) as db:  # like a copy of a database in use
+        db.execute("PRAGMA journal_mode = WAL")
+    with opened(path) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM meta").fetchall()
+        with pytest.raises(StoreUnavailable, match="a reader still needs the write-ahead log"):
+            restore_database(path, given)
+        reader.execute("COMMIT")
+    assert noted(path) == "old"
+    rename = Path.rename
+
+    def refuse(source: Path, target: Path) -> Path:
+        if target == path:
+            raise OSError(16, "Device or resource busy")
+        return rename(source, target)
+
+    log = Path(f"{path}-wal")
+    for gone, there in ((log, path), (path, log)):
+        gone.unlink(missing_ok=True)
+        there.write_bytes(b"not a database" * 1_000)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", refuse)
+            with pytest.raises(StoreUnavailable, match="busy"):
+                restore_database(path, given)
+        names = {"state.db.lock", "state-restore.db"}
+        assert set(os.listdir(path.parent)) - {"state.db-shm"} == {there.name, *names}
+        assert there.read_bytes().startswith(b"not a database")
+    path.write_bytes(log.read_bytes())
+    log.unlink()
+    monkeypatch.setattr(os, "link", refuse_links)
+    kept = Path(str(restore_database(path, given).kept))
+    assert (noted(path), kept.stat().st_mode & 0o77, given.exists()) == ("new", 0, True)
+    assert set(os.listdir(path.parent)) == {*names, "state.db", kept.name, "state.made"}
+
+
+def refuse_links(*_: object) -> None:
+    raise OSError(1, "Operation not permitted")
+
+
 def killed_at(number: int, path: Path, backup: Path) -> bool:
     """Restore in another process, which kills itself before its n-th change of a file. Return False if it finished."""
     if (child := os.fork()) == 0:
@@ -85,7 +127,8 @@ def test_a_kill_leaves_the_old_or_the_new_database(backup: Path, tmp_path: Path)
         seen.append(noted(home / "state.db"))
         restore_database(home / "state.db", backup)
         assert noted(home / "state.db") == "new"
-        assert not list(home.glob("*state-restore*")), "a later restore removes what a killed one left"
+        assert not list(home.glob("*restoring*")), "a later restore removes what a killed one left"
+        assert len(list(home.glob("*-before-restore-*.db"))) == (2 if seen[-1] == "new" else 1)
         shutil.rmtree(home)
     changed = seen.index("new")
     assert changed > 10
@@ -101,7 +144,9 @@ def test_a_kill_leaves_the_old_or_the_new_database(backup: Path, tmp_path: Path)
         ("newer", "was written by a newer version"),
         ("short", "cut short"),
         ("damaged", "database is damaged"),
+        ("without tables", "lacks the table chats"),
         ("own", "is the database in use"),
+        ("unfinished", "left by an unfinished restore"),
     ],
 )
 def test_a_bad_backup_changes_nothing(backup: Path, tmp_path: Path, kind: str, told: str) -> None:
@@ -117,6 +162,12 @@ def test_a_bad_backup_changes_nothing(backup: Path, tmp_path: Path, kind: str, t
         with opened(backup) as db:
             db.execute(f"PRAGMA application_id = {7 if kind == 'other' else APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {newest_schema() + 1}")
+    elif kind == "without tables":
+        with opened(backup) as db:
+            db.execute("PRAGMA foreign_keys = OFF")
+            db.execute("DROP TABLE chats")
+    elif kind == "unfinished":
+        backup = backup.rename(path.with_name(".state.db.restoring"))
     given = path if kind == "own" else backup
     before = {file.name for file in path.parent.iterdir()}
     with pytest.raises(DatabaseRejected, match=told) as told_error:
