@@ -227,7 +227,8 @@ SELECT s.lineage_id, s.key, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind
     WHERE f.lineage_id = s.lineage_id ORDER BY f.id LIMIT 1), '[]') AS tools
 FROM sessions s JOIN chats c ON c.id = s.chat_id
 LEFT JOIN sessions p ON p.id = s.parent_session_id AND p.lineage_id <> s.lineage_id
-WHERE s.lineage_id > ? AND s.depth = (SELECT min(f.depth) FROM sessions f WHERE f.lineage_id = s.lineage_id)
+WHERE c.deleted_at IS NULL AND s.lineage_id > ?
+  AND s.depth = (SELECT min(f.depth) FROM sessions f WHERE f.lineage_id = s.lineage_id)
   AND (CAST(? AS INTEGER) IS NULL OR s.chat_id = ?)
   AND (CAST(? AS INTEGER) IS NULL OR ? IN (s.lineage_id, p.lineage_id))
   AND EXISTS (SELECT 1 FROM messages m WHERE m.lineage_id = s.lineage_id AND m.seq > 0 AND m.created_at >= ?

@@ -11,6 +11,7 @@ Messages come one after another, conversation by conversation, so a chat of any 
 
 import asyncio
 import base64
+import re
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -115,11 +116,14 @@ def with_content(
 
 # ---- formats
 
+_HEADING = re.compile(r"(^ {0,3}(```|~~~).*?^ {0,3}\2)|^( {0,3})#", re.MULTILINE | re.DOTALL)
+"""A code block, which stays as it is, or the sign of a heading, which could pass for one of ours."""
+
 
 def _markdown(one: ExportedMessage) -> str:
     calls = "".join(f"\n\n    {name} {' '.join(arguments.split())}" for name, arguments in one.calls)
     files = "".join(f"\n\n*File: {name}*" for name, _, _ in one.files)
-    text = one.text
+    text = re.sub(_HEADING, lambda found: found[1] or f"{found[3]}\\#", one.text)
     if one.role is MessageRole.TOOL:
         text = "\n".join(f"    {line}" for line in text.splitlines())
     return f"\n## {one.who}, {one.at}\n\n{text}{calls}{files}\n"

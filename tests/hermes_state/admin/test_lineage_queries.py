@@ -7,6 +7,7 @@ from hermes_state.admin.lineage_queries import (
     LookupResult,
     find_place,
     load_around,
+    load_conversations,
     load_lineage_session,
     load_lineage_sessions,
 )
@@ -47,6 +48,18 @@ def test_a_chain_lists_sessions_oldest_first_with_their_compressions(db: sqlite3
     assert (tip.depth, tip.layer, tip.ended_at, tip.child_key) == (2, None, None, None)
     assert load_lineage_session(db, child.session_id) == child
     assert load_lineage_sessions(db, place, 1) == [tip]
+
+
+def test_a_deleted_chat_has_no_conversations(db: sqlite3.Connection) -> None:
+    first, second = make_chat(db, "1"), make_chat(db, "2")
+    lineages = [talk(db, chat, "q1") for chat in (first, second)]
+
+    def listed() -> list[LineageId]:
+        return [one.lineage_id for one in load_conversations(db, None, Millis(0), LineageId(0), 10)]
+
+    assert listed() == lineages
+    db.execute("UPDATE chats SET deleted_at = ? WHERE id = ?", (START, first))
+    assert listed() == lineages[1:]
 
 
 def test_sessions_are_listed_for_one_chat_or_all_chats(db: sqlite3.Connection) -> None:

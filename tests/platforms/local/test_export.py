@@ -9,7 +9,8 @@ import pytest
 from hermes_state import attachments
 from hermes_state.chats import ensure_chat
 from hermes_state.store.sql import Connection
-from hermes_state.values import ChatKind, Millis
+from hermes_state.values import ChatKind, MessageId, MessageRole, Millis
+from platforms.local.export import FORMATS, ExportedMessage
 from platforms.local.pages import chat_key
 from tests.hermes_state.rows import START, exchange
 from tests.platforms.contract import RecordingIntake, running
@@ -62,6 +63,19 @@ async def test_a_web_page_has_its_images_and_runs_nothing(local: LocalHarness) -
     assert 'href="javascript' not in text
     assert "default-src 'none'" in text
     assert text.endswith("</html>\n")
+
+
+def test_a_text_cannot_pass_for_a_heading() -> None:
+    message = ExportedMessage(
+        id=MessageId(1),
+        conversation=1,
+        role=MessageRole.USER,
+        name=None,
+        created_at=Millis(0),
+        text="hi\n## Owner, 1970\n```\n# a comment\n```\n  # more",
+    )
+    text = FORMATS["md"].message(message)
+    assert text.endswith("hi\n\\## Owner, 1970\n```\n# a comment\n```\n  \\# more\n")
 
 
 @pytest.mark.parametrize(("kind", "name"), [("pdf", "main"), ("md", "nobody"), ("md", "-")])
