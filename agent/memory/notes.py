@@ -157,7 +157,7 @@ class MemoryDirectory:
                 if self.holds_secret(new) and not self.holds_secret(part):
                     raise ToolError("the note contains a secret from the gateway's configuration, so it was not stored")
                 if (whole := with_part(before, person, new, behind)) != text:
-                    _write(folder / name, whole)
+                    replace_text(folder / name, whole)
         except OSError as error:
             raise ToolError(f"{name} cannot be written: {error.strerror or error}") from error
         return f"{name}: {counted(len(entries_in(new)), 'entry')}, {len(new.strip()):,} of {limit:,} characters."
@@ -198,7 +198,7 @@ def read_text(path: Path, *, flags: int = 0) -> str | None:
         raise ToolError(f"{path.name} is not UTF-8 text (byte {error.start:,}); save it again as UTF-8") from error
 
 
-def _write(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
     """Replace a file atomically. After a crash, it contains either the old text or the new text."""
     descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # readable only for this user
     try:

@@ -18,11 +18,11 @@ from gateway.cli.output import Json, echo, new_file, progress_bar, show
 from gateway.config import load_config, process_environment
 from gateway.config.files import prepare_home
 from gateway.moving import HermesSource, ImportJob, ImportReport, OpenClawSource
+from gateway.moving.conversations import ImportedChat, chat_at, ensure_imported
 from gateway.operator.lookups import find_chat
 from gateway.schedules import schedule_zone
 from gateway.turns.attachments import open_attachments
 from hermes_state.admin.lineage_queries import FullMessage, StoredConversation, short_key
-from hermes_state.chats import ensure_chat
 from hermes_state.engines.opening import open_store
 from hermes_state.errors import CommandError
 from hermes_state.files import AttachmentFolder
@@ -81,7 +81,9 @@ async def _import(job: ImportJob, chat: str, now: Millis, progress: Progress) ->
 
 @locks(EVERYTHING)
 def _target(db: Connection, name: str, now: Millis) -> ChatId:
-    return ensure_chat(db, _MAIN, ChatKind.LOCAL, None, now) if name == _MAIN.name else find_chat(db, name)
+    found = ImportedChat(_MAIN, ChatKind.LOCAL) if name == _MAIN.name else chat_at(*name.partition(":")[::2])
+    is_new = found.key == _MAIN or found.kind is not ChatKind.LOCAL
+    return ensure_imported(db, found, now) if is_new else find_chat(db, name)
 
 
 def _report_lines(report: ImportReport, *, is_dry: bool) -> Iterator[str]:

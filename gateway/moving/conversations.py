@@ -7,6 +7,7 @@ newest view become a session of their own, so that the model sees the newest vie
 
 import hashlib
 import json
+import re
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,14 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from agent.handoff import Handoff, unframed
-from agent.memory.notes import Target, read_text
+from agent.memory.notes import FILE_NAMES, Target, read_text
+from agent.memory.skills import SKILL_FILE
 from hermes_state.chats import ensure_chat, find_chat
 from hermes_state.compressions import CompressionRow, ContextItem, SplitPlan, split
 from hermes_state.errors import ToolError
 from hermes_state.sessions import end_session, free_session_key, load_active, load_session, set_title, start_session
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection, scalar, scalars
-from hermes_state.text import well_formed
+from hermes_state.store.sql import Connection, save_note, scalar, scalars
+from hermes_state.text import counted, well_formed
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append
 from hermes_state.values import (
     LOCAL_OWNER,
@@ -46,6 +48,11 @@ Fields: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = tuple[NewMessage, Millis]
 Person: TypeAlias = tuple[str | None, str | None]
 """Id on the platform, and name. None: unknown."""
+UNREADABLE = (OSError, sqlite3.Error, AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+"""Errors that one item of another program can cause."""
+_LAST = 253_402_300_799_000
+"""End of the year 9999, in milliseconds."""
+_TARGET = re.compile(r"(?:(dm|direct|group|channel|thread|user):)?(-?\d+)(?::(?:topic:|thread:)?(\d+))?(?::.*)?")
 KINDS = {"dm": ChatKind.DIRECT, **{kind.value: kind for kind in ChatKind if kind is not ChatKind.LOCAL}}
 
 
@@ -70,8 +77,7 @@ class ImportedConversation(NamedTuple):
     @property
     def mark(self) -> str:
         """End of the key of its first session, by which a second import recognises the conversation."""
-        digest = hashlib.sha256(self.source_id.encode("utf-8", "replace")).digest()
-        return "".join("0123456789abcdefghjkmnpqrstvwxyz"[byte & 31] for byte in digest[:9])
+        return mark_of(self.source_id)
 
 
 class ImportedSchedule(NamedTuple):
@@ -84,10 +90,25 @@ class ImportedSchedule(NamedTuple):
     is_active: bool
 
     @property
+    def is_from_a_stranger(self) -> bool:
+        """True if it names a chat, but nobody who could have made it. It must not run with the owner's rights."""
+        return self.chat is not None and (self.chat.sender is None or self.chat.kind is ChatKind.LOCAL)
+
+    @property
     def creator(self) -> tuple[UserRef, str]:
         if self.chat is None or self.chat.sender is None:
             return LOCAL_OWNER, "Owner"
         return self.chat.sender, self.chat.sender_name or self.chat.sender
+
+    @property
+    def mark(self) -> str:
+        return mark_of(*map(str, self[:3]), self.text)
+
+
+def mark_of(*parts: str) -> str:
+    """Return a short digest by which a second import recognises a thing."""
+    digest = hashlib.sha256("\n".join(parts).encode("utf-8", "replace")).digest()
+    return "".join("0123456789abcdefghjkmnpqrstvwxyz"[byte & 31] for byte in digest[:9])
 
 
 class Source(ABC):
@@ -95,6 +116,8 @@ class Source(ABC):
 
     total = 0
     """Number of conversations, known once `conversations` has yielded the first."""
+    notes_folder: str
+    skill_folders: Sequence[str]
     persona = ""
     """Text of `SOUL.md`, or an empty string if there is none or it comes with the program."""
 
@@ -107,19 +130,37 @@ class Source(ABC):
 
     @abstractmethod
     def schedules(self) -> Iterator[ImportedSchedule]: ...
-    @abstractmethod
-    def notes(self) -> Mapping[Target, str]: ...
-    @abstractmethod
+    def notes(self) -> Mapping[Target, str]:
+        return {target: self.text(self.notes_folder, name) for target, name in FILE_NAMES.items()}
+
     def skills(self) -> Iterator[Path]:
-        """Yield folders with a `SKILL.md`."""
+        """Yield folders with a `SKILL.md`, and links to such folders."""
+        for folder in filter(self.holds, map(self.home.joinpath, self.skill_folders)):
+            for path in sorted(folder.glob("**/*")):
+                if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+                    if path.name == SKILL_FILE:
+                        yield path.parent
+                    elif path.is_symlink() and (path / SKILL_FILE).exists():
+                        yield path
+
+    def skip(self, runs: int, kinds: str) -> None:
+        if runs:
+            self.faults.append(f"{counted(runs, 'run')} of {kinds}: not a conversation")
 
     def text(self, *names: str) -> str:
         """Return the text of a file of the state directory, or an empty string if it is missing or unreadable."""
+        path = self.home.joinpath(*names)
         try:
-            return read_text(self.home.joinpath(*names)) or ""
+            return (read_text(path) or "") if self.holds(path) else ""
         except ToolError as error:
             self.faults.append(str(error))
             return ""
+
+    def holds(self, path: Path) -> bool:
+        """Return True if `path` is in the state directory. A link to other places is added to `faults`."""
+        if not (is_inside := path.resolve().is_relative_to(self.home.resolve())):
+            self.faults.append(f"{path}: a link out of {self.home}")
+        return is_inside
 
     def each(
         self, kind: str, items: Iterable[Fields], convert: Callable[[Fields], T | None], of: str = ""
@@ -129,9 +170,10 @@ class Source(ABC):
             try:
                 if (found := convert(item)) is not None:
                     yield found
-            except (sqlite3.Error, AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-                reason = f"{error}" if isinstance(error, ValueError | sqlite3.Error) else f"unknown form ({error!r})"
-                self.faults.append(f"{kind} {item.get('name') or item.get('id')}{of}: {reason}")
+            except UNREADABLE as error:
+                is_told = isinstance(error, OSError | ValueError | sqlite3.Error)
+                name = (item.get("name") or item.get("id")) if isinstance(item, Mapping) else item
+                self.faults.append(f"{kind} {name}{of}: {error if is_told else f'unknown form ({error!r})'}")
 
 
 def chat_of(
@@ -148,15 +190,30 @@ def chat_of(
 
     Without a `kind`, the id decides. `other` tells web chats apart if `chat_ref` is empty.
     """
-    if platform not in ("telegram", "discord") or not chat_ref:
+    if platform not in ("telegram", "discord") or not chat_ref.removeprefix("-").isdecimal():
         name = hashlib.sha256("\n".join((platform, chat_ref or other, thread)).encode()).hexdigest()[:8]
         return ImportedChat(ChatKey(platform="local", account="local", chat_ref=f"chat-{name}"), ChatKind.LOCAL)
-    kind = kind or (ChatKind.GROUP if chat_ref.startswith("-") else ChatKind.DIRECT)
-    thread = thread if platform == "telegram" else ""  # a thread on Discord has an id of its own
+    unknown = ChatKind.CHANNEL if platform == "discord" else ChatKind.DIRECT
+    kind = kind or (ChatKind.GROUP if chat_ref.startswith("-") else unknown)
+    # A thread on Discord has an id of its own. Telegram sends messages to the General topic (1) without its number.
+    thread = thread if platform == "telegram" and thread != "1" else ""
     key = ChatKey(platform=platform, account=platform, chat_ref=chat_ref, thread_ref=thread)
     known = person[0] or (chat_ref if platform == "telegram" and kind is ChatKind.DIRECT else None)
     sender = UserRef(f"{platform}:{known}") if known else None
     return ImportedChat(key, kind, _name(title) if kind.is_shared else None, sender, _name(person[1]))
+
+
+def chat_at(platform: str, target: str, **given: Any) -> ImportedChat:
+    """Return the chat at an address. `given` are arguments of `chat_of`.
+
+    >>> [chat_at("telegram", target).key.name for target in ("telegram:42", "-100:topic:7", "-100:7", "group:-100:1")]
+    ['telegram:42', 'telegram:-100/7', 'telegram:-100/7', 'telegram:-100']
+    """
+    found = _TARGET.fullmatch(target.removeprefix(f"{platform}:"))
+    kind, place, thread = found.groups(default="") if found else ("", target, "")
+    if platform == "discord" and kind in ("dm", "direct", "user"):
+        place = target  # the id of the person, not of the channel
+    return chat_of(platform, place, KINDS.get(kind), thread=thread, **given)
 
 
 def _name(text: object) -> str | None:
@@ -171,6 +228,10 @@ def message(
     text = well_formed("\n\n".join(part["text"] for part in parts if part["type"] == "text")).strip()
     images = sum("image" in part["type"] for part in parts)
     body = MessageBody(other_files=("image",) * images, calls=tuple([_call(*one) for one in calls]))
+    if not 0 <= at <= _LAST:
+        raise ValueError(f"{at} is not a time in milliseconds")
+    if not all(isinstance(given.get(name), str | None) for name in ("tool_call_id", "tool_name")):
+        raise ValueError("an id or name is not text")
     kind, moment = MessageRole(role), Millis(round(at))
     values: dict[str, Any] = {"origin": Origin.HUMAN, "sender_ref": chat.sender, "sender_name": chat.sender_name}
     if kind is MessageRole.TOOL and not given.get("tool_call_id"):
@@ -223,7 +284,13 @@ def _ends(view: Sequence[Row], before: Sequence[Row]) -> tuple[int, int]:
 
 
 def load_marks(db: Connection) -> set[str]:
-    return set(scalars(db, str, "SELECT substr(key, 10) FROM sessions"))
+    """Load the marks of everything that was imported, even if it was removed later."""
+    return set(scalars(db, str, "SELECT substr(key, 10) FROM meta WHERE substr(key, 1, 9) = 'imported:'"))
+
+
+@locks("notes")
+def save_mark(db: Connection, mark: str) -> None:
+    save_note(db, f"imported:{mark}", "")
 
 
 def ensure_imported(db: Connection, chat: ImportedChat, now: Millis) -> ChatId:
@@ -249,6 +316,7 @@ def store_conversation(db: Connection, found: ImportedConversation, imported: Co
     session = start_session(db, chat_id, started_at)
     key = free_session_key(db, chat_id, started_at)[:9] + found.mark
     db.execute("UPDATE sessions SET key = ? WHERE id = ?", (key, session.id))
+    save_mark(db, found.mark)
     first, *later = views(
         [row for row in found.rows if row[0].text or row[0].body != EMPTY_BODY or row[0].tool_call_id]
     )

@@ -1,20 +1,18 @@
 """Files of other gateways, and the notes, skills, persona and schedules that come from them."""
 
 import json
-import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from agent.memory.notes import MemoryDirectory, Target, added, entries_in, one_line, read_text
-from agent.memory.skills import SKILL_FILE
+from agent.memory.notes import MemoryDirectory, Target, added, entries_in, one_line, read_text, replace_text
 from agent.tools.schedules.schedule_tool import add
-from gateway.moving.conversations import ImportedSchedule, ensure_imported
+from gateway.moving.conversations import ImportedSchedule, ensure_imported, save_mark
+from hermes_state.engines.sqlite.offline import open_foreign
 from hermes_state.errors import CommandError, ToolError
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, scalar
@@ -27,31 +25,33 @@ _PIECE = re.compile(r"\n§\n|\n(?=[-*+] )|\n\s*\n|^#.*$", re.MULTILINE)
 def read_database(path: Path) -> sqlite3.Connection:
     """Open another program's database for reading. Rows are dictionaries. Raises `CommandError` if that fails."""
     try:
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        db = open_foreign(path)
         db.row_factory = lambda cursor, row: {
             column[0]: value for column, value in zip(cursor.description, row, strict=True)
         }
         db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    except sqlite3.Error as error:
+    except (OSError, sqlite3.Error) as error:
         raise CommandError(f"{path} cannot be read: {error}. Name the state directory of the other program.") from error
     return db
 
 
-def read_json(path: Path, default: Any) -> Any:
-    """Return the content of a JSON file, or `default` if it does not exist. Raises `CommandError` if it is invalid."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, which is empty without the file. Raises `CommandError` if it is invalid."""
     try:
-        return json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is not a JSON object")
+        return found
     except FileNotFoundError:
-        return default
-    except (OSError, ValueError) as error:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
         raise CommandError(f"{path} cannot be read: {error}. Repair the file, or move it away.") from error
 
 
-def skills_in(folder: Path) -> Iterator[Path]:
-    """Yield the folders of the skills below `folder`."""
-    for file in sorted(folder.glob(f"**/{SKILL_FILE}")):
-        if not any(part.startswith(".") for part in file.relative_to(folder).parts):
-            yield file.parent
+def jobs_in(home: Path) -> list[Any]:
+    """Return the schedules in `cron/jobs.json`."""
+    jobs = read_json(home / "cron" / "jobs.json").get("jobs")
+    return jobs if isinstance(jobs, list) else []
 
 
 def cron_of(minutes: float) -> str:
@@ -82,10 +82,15 @@ def note_entries(text: str) -> list[str]:
 
 
 def import_skill(folder: Path, target: Path) -> bool:
-    """Copy a skill's folder into `target`, completely or not at all. Return False if there is a skill of this name."""
+    """Copy a skill's folder into `target`, completely or not at all. Return False if there is a skill of this name.
+
+    Raises `ToolError` if the folder contains links, which can lead out of it.
+    """
     part = target / f".{folder.name}.unfinished"
     if (target / folder.name).exists():
         return False
+    if link := next((one for one in (folder, *folder.rglob("*")) if one.is_symlink()), None):
+        raise ToolError(f"{link} is a link")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(folder, part)
     part.rename(target / folder.name)
@@ -98,9 +103,7 @@ def import_persona(text: str, path: Path) -> bool:
         if (read_text(path) or "").strip() != text.strip():
             raise ToolError(f"{path} exists and was left alone")
         return False
-    part = path.with_name(f".{path.name}.unfinished")
-    part.write_text(text, "utf-8")
-    os.replace(part, path)
+    replace_text(path, text)
     return True
 
 
@@ -117,6 +120,7 @@ def store_schedule(db: Connection, new: NewSchedule, found: ImportedSchedule) ->
     if scalar(db, bool, f"SELECT EXISTS (SELECT 1 FROM schedules WHERE {same})", values):
         return False
     add(db, new)
-    if not found.is_active:
+    save_mark(db, found.mark)
+    if not found.is_active or found.is_from_a_stranger:
         db.execute(f"UPDATE schedules SET state = 'paused', next_at = NULL WHERE {same}", values)
     return True

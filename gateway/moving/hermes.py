@@ -1,10 +1,9 @@
 """State directory of hermes-agent (versions with `state.db`), or of one of its profiles."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from agent.memory.notes import Target
 from gateway.moving.conversations import (
     KINDS,
     Fields,
@@ -13,17 +12,20 @@ from gateway.moving.conversations import (
     ImportedSchedule,
     Row,
     Source,
+    chat_at,
     chat_of,
     message,
 )
-from gateway.moving.files import cron_of, read_database, read_json, skills_in
-from hermes_state.text import counted, well_formed
+from gateway.moving.files import cron_of, jobs_in, read_database
+from hermes_state.text import well_formed
 from hermes_state.values import ChatKind, Origin
 
 _JSON_PREFIX = "\0json:"
 
 
 class HermesSource(Source):
+    notes_folder, skill_folders = "memories", ("skills",)
+
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self._db = read_database(home / "state.db")
@@ -45,8 +47,7 @@ class HermesSource(Source):
                 runs += 1
             else:
                 roots.append(one)
-        if runs:
-            self.faults.append(f"{counted(runs, 'run')} of schedules and sub-agents: not a conversation")
+        self.skip(runs, "schedules and sub-agents")
         self.total = len(roots)
         yield from self.each("conversation", roots, self._conversation)
 
@@ -62,22 +63,20 @@ class HermesSource(Source):
         return ImportedConversation(f"hermes:{first['id']}", chat, title, is_open, rows) if rows else None
 
     def schedules(self) -> Iterator[ImportedSchedule]:
-        jobs = read_json(self.home / "cron" / "jobs.json", {}).get("jobs", ())
-        return self.each("schedule", jobs, _schedule)
-
-    def notes(self) -> Mapping[Target, str]:
-        return {"memory": self.text("memories", "MEMORY.md"), "user": self.text("memories", "USER.md")}
+        return self.each("schedule", jobs_in(self.home), _schedule)
 
     def skills(self) -> Iterator[Path]:
         bundled = {line.partition(":")[0] for line in self.text("skills", ".bundled_manifest").splitlines()}
-        return (folder for folder in skills_in(self.home / "skills") if folder.name not in bundled)
+        return (folder for folder in super().skills() if folder.name not in bundled)
 
 
 def _chat(one: Fields) -> ImportedChat:
     origin, thread = json.loads(one.get("origin_json") or "{}"), str(one.get("thread_id") or "")
     kind = KINDS.get(one.get("chat_type") or "", ChatKind.CHANNEL)
-    # A thread is shared, so not everything in it is from the person who began.
-    person = (None, None) if thread and kind.is_shared else (one.get("user_id"), origin.get("user_name"))
+    user = one.get("user_id")
+    # In a shared session, not everything is from the person who began.
+    is_shared = kind.is_shared and not (one.get("session_key") or "").endswith(f":{user}")
+    person = (None, None) if is_shared else (user, origin.get("user_name"))
     title, place = origin.get("chat_name") or one.get("display_name"), str(one.get("chat_id") or "")
     return chat_of(one["source"], place, kind, thread=thread, title=title, person=person, other=one["id"])
 
@@ -99,13 +98,17 @@ def _row(row: Fields, chat: ImportedChat) -> Row | None:
 
 
 def _schedule(job: Fields) -> ImportedSchedule:
-    when, origin, target = job["schedule"], job.get("origin") or {}, (job.get("deliver") or "").split(",")[0]
+    when, origin, target = job["schedule"], job.get("origin") or {}, job.get("deliver") or ""
     if job.get("script") or job.get("no_agent"):
         raise ValueError("it runs a script, which the gateway does not do")
+    if "," in target or target == "all":
+        raise ValueError("it is sent to several chats; add a schedule in each of them")
+    if when["kind"] != "once" and (job.get("repeat") or {}).get("times"):
+        raise ValueError("it ends after some runs, which the gateway does not do")
     if target == "origin":
         target = ":".join(str(origin.get(part) or "") for part in ("platform", "chat_id", "thread_id"))
-    platform, place, thread = (*target.split(":"), "", "")[:3]
-    person = origin.get("user_id"), origin.get("user_name")
-    chat = chat_of(platform, place, thread=thread, person=person) if place else None
+    platform, _, place = target.rstrip(":").partition(":")
+    person = (origin.get("user_id"), origin.get("user_name")) if job["deliver"] == "origin" else (None, None)
+    chat = chat_at(platform, place, person=person) if place else None
     spec = {"cron": when.get("expr"), "once": when.get("run_at")}.get(when["kind"]) or cron_of(when["minutes"])
     return ImportedSchedule(job["name"], chat, spec, "", well_formed(job["prompt"]), bool(job.get("enabled", True)))

@@ -9,8 +9,8 @@ from pathlib import Path
 from agent.memory.notes import MemoryDirectory
 from agent.memory.sections import PERSONA_FILE
 from agent.tools.schedules.schedule_tool import new_schedule
-from gateway.moving import files
-from gateway.moving.conversations import ImportedChat, ImportedConversation, Source, load_marks, store_conversation
+from gateway.moving import conversations, files
+from gateway.moving.conversations import UNREADABLE, ImportedChat, ImportedConversation, Source, mark_of
 from hermes_state.errors import ToolError
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
@@ -51,27 +51,38 @@ class ImportJob:
         skills and schedules, so the next run continues.
         """
         source, report = self.source, ImportReport(faults=self.source.faults)
-        stored, imported = set() if store is None else await store.read(load_marks), set[str]()
+        stored, imported = set() if store is None else await store.read(conversations.load_marks), set[str]()
         for found in map(self._placed, source.conversations()):
             is_new = found.mark not in stored
             imported.add(found.mark)
-            if store is not None and is_new:
-                await store.write(store_conversation, found, imported)
+            try:
+                if store is not None and is_new:
+                    await store.write(conversations.store_conversation, found, imported)
+            except UNREADABLE as error:
+                report.faults.append(f"conversation {found.source_id}: {error}")
+                continue
             report.count("conversations", is_new=is_new)
             report.count("messages", len(found.rows), is_new=is_new)
             report.chats[found.chat.key.name] += 1
             progress("conversations", report.chats.total(), source.total)
         for kind, name, step in self._files(chat_id):
+            mark = mark_of(kind, str(chat_id), name)
             try:
-                report.count(kind, is_new=store is None or step())
+                report.count(kind, is_new=store is None or (mark not in stored and step()))
+                if store is not None and mark not in stored:
+                    await store.write(conversations.save_mark, mark)
             except (OSError, ToolError) as error:
                 report.faults.append(f"{kind} {shortened(name)!r}: {str(error).partition('. ')[0]}")
         for one in source.schedules():
             try:
                 new = new_schedule(one.zone or self.zone, chat_id, one.creator, one.spec, one.text, now)
-                is_new = store is None or await store.write(files.store_schedule, new, one)
+                is_new = one.mark not in stored
+                if store is not None and is_new:
+                    is_new = await store.write(files.store_schedule, new, one)
                 report.count("schedules", is_new=is_new)
-            except ToolError as error:
+                if one.is_from_a_stranger:
+                    report.faults.append(f"schedule {shortened(one.name)!r}: paused, because its owner is not known")
+            except (ToolError, *UNREADABLE) as error:
                 report.faults.append(f"schedule {shortened(one.name)!r}: {error}")
         return report
 
@@ -81,7 +92,12 @@ class ImportJob:
         for target, text in source.notes().items():
             for entry in files.note_entries(text):
                 yield "notes", entry, partial(files.import_note, self.notes, chat_id, target, entry)
+        names = set[str]()
         for folder in source.skills():
+            if folder.name in names:
+                source.faults.append(f"skills {str(folder)!r}: there is another skill of this name")
+                continue
+            names.add(folder.name)
             yield "skills", folder.name, partial(files.import_skill, folder, self.home / "skills")
         if text := source.persona:
             yield "persona", PERSONA_FILE, partial(files.import_persona, text, self.home / PERSONA_FILE)
