@@ -3,7 +3,7 @@
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.agents import BY_ROUTE, AgentRoute, route_for_chat
 from gateway.models.selection import Runtime
-from hermes_state import agents
+from hermes_state import agents, sessions
 from hermes_state.admin.pairings import UserRole
 from hermes_state.agents import UNNAMED, AgentState, RoutedAgent, shown_name
 from hermes_state.errors import CommandError
@@ -29,7 +29,13 @@ async def agent(request: CommandRequest) -> CommandResult:
         state = agents.load_state(db, request.chat.id, routed)
         text = "The routes choose the agent of this chat again. " if chosen is None else ""
         text += f"From your next message on, the agent {shown_name(state.next_agent)} answers here"
-        return f"{text}, in a new conversation." if state.next_agent != state.agent else f"{text}."
+        if state.next_agent == state.agent:
+            return f"{text}."
+        text += ", in a new conversation."
+        active = sessions.load_active(db, request.chat.id)
+        if active is not None and sessions.count_messages(db, active.lineage_id):
+            text += f" `/resume {active.short_key}` goes back to the conversation with {shown_name(state.agent)}."
+        return text
 
     return CommandResult(apply=apply)
 
