@@ -14,7 +14,8 @@ from hermes_state.outbox import Reply
 from hermes_state.sessions import count_messages, end_session, load_active, start_session
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none, select
-from hermes_state.values import ChatId, EndReason, LineageId, Millis, OutboxId, SessionId
+from hermes_state.transcripts import NewMessage, append
+from hermes_state.values import ChatId, EndReason, LineageId, MessageRole, Millis, Origin, OutboxId, SessionId
 
 UNNAMED = "default"
 """Name under which people see the agent with the name ""."""
@@ -131,7 +132,13 @@ def settle(db: Connection, chat_id: ChatId, routed: RoutedAgent, now: Millis) ->
 
 
 def drop_notices(db: Connection, chat_id: ChatId, now: Millis) -> None:
-    """Drop what the last agent would have been told with its next message, such as the edit of a message to it."""
+    """Drop edits of messages to the last agent. Its conversation keeps other notices, such as a script's text."""
+    active = load_active(db, chat_id)
+    for row in inbox.load_waiting(db, chat_id):
+        if active is not None and row.kind is inbox.InboxKind.NOTICE and not row.message_ref:
+            notice = NewMessage(role=MessageRole.USER, origin=Origin.NOTICE, text=row.payload.text, inbox_id=row.id)
+            append(db, active.id, notice, row.sent_at)
+            inbox.settle(db, row.id, inbox.InboxState.DONE, now)
     where = f"chat_id = ? AND {inbox.WAITS} AND kind = 'notice'"
     inbox.settle_where(db, inbox.InboxState.DROPPED, now, where, chat_id)
 

@@ -123,13 +123,12 @@ def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
     if not request.argument:
         raise CommandError("Send `/resume <id>` with an id from /sessions.")
     try:
-        other = _other_agent(request, db)
+        if (other := _other_agent(request, db)) is not None:
+            drop_notices(db, request.chat.id, now)
+            choose(db, request.chat.id, other)
         tip = sessions.resume(db, request.chat.id, request.argument, now)
     except LookupRejected as error:
         raise CommandError(_RESUME_REFUSALS[error.reason].format(name=error.name)) from error
-    if other is not None:
-        choose(db, request.chat.id, other)
-        drop_notices(db, request.chat.id, now)
     _end_offers(db, request.chat.id, now)
     name = sessions.load_title(db, tip.lineage_id)
     called = f" “{name}”" if name else ""

@@ -7,12 +7,15 @@ from hermes_state.chats import find_chats_named
 from hermes_state.errors import CommandError
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.outbox import Reply
+from hermes_state.sessions import ensure_active
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
-from hermes_state.values import LOCAL_OWNER, ChatId, InputKind, Millis
+from hermes_state.transcripts import NewMessage, append_to_tip
+from hermes_state.turns import find_open_turn
+from hermes_state.values import LOCAL_OWNER, ChatId, InputKind, MessageRole, Millis, Origin
 
 SENT_NOTE = "A script sent this message to the chat in your name:\n"
-"""Beginning of the note with which the model learns about the message."""
+"""Beginning of the stored message, from which the model learns about the text."""
 
 
 @locks(EVERYTHING)
@@ -44,7 +47,13 @@ def send_to_chat(db: Connection, name: str, text: str, asks: bool, now: Millis) 
         expects_more=False,
         sent_at=now,
     )
-    inbox.insert(db, row, now)
+    waits = any(waiting.kind is not InboxKind.NOTICE for waiting in inbox.load_waiting(db, chat.id))
+    if asks or waits or find_open_turn(db, chat.id) is not None:  # never store it between a tool call and its result
+        inbox.insert(db, row, now)
+    else:
+        lineage_id = ensure_active(db, chat.id, now).lineage_id
+        notice = NewMessage(role=MessageRole.USER, origin=Origin.NOTICE, text=row.payload.text)
+        append_to_tip(db, lineage_id, notice, now, ", last_human_at = ?", now)  # or the text could expire unanswered
     if not asks:
         outbox.enqueue(db, Reply(chat_id=chat.id, markdown=text, dedupe_key=once), now)
     return chat.id

@@ -68,7 +68,7 @@ async def test_an_admin_changes_the_agent_of_a_chat_and_comes_back_by_resume(wor
     await started(world)
     await world.converse(SAID)
     await world.ask("/agent nobody", "There is no agent “nobody”")
-    await world.ask("/agent ops", "From your next message on, the agent ops answers here, in a new conversation")
+    await world.ask("/agent ops", "From your next message on, the agent ops answers here, in a new conversation.*/resume ")
     await world.ask("who are you?", "who are you")
     second = (await world.asked(2))[1]
     assert "operator of the orchard" in prompt_of(second)[0].text
@@ -312,6 +312,29 @@ async def test_an_edit_of_a_message_to_one_agent_is_not_told_to_the_next(world: 
     await world.ask("what is new?", "what is new")
     assert "7719" not in json.dumps((await world.asked(2))[1]["body"])
     assert world.query("SELECT state FROM inbox WHERE kind = 'notice'") == [("dropped",)]
+
+
+async def test_a_text_of_a_script_stays_in_the_conversation_in_which_people_saw_it(world: World) -> None:
+    await started(world)
+    await world.converse("hello")
+    assert (await world.command_line("send", "telegram:42", "the backup is done"))[0] == 0
+    assert await world.replies(1, match="the backup is done")
+    code, output = await world.command_line("search", "backup", "--json")
+    assert (code, len(json.loads(output))) == (0, 1), "it is found before the next turn"
+    await world.hold(match="slowly", text="slow answer")
+    await world.say("answer slowly")
+    await world.until_rows("SELECT state FROM turns ORDER BY id DESC LIMIT 1", ("running",))
+    assert (await world.command_line("send", "telegram:42", "the restore is done"))[0] == 0
+    await world.release()
+    assert await world.replies(1, match="slow answer")
+    [(key,)] = world.query("SELECT key FROM sessions")
+    await world.ask("/agent ops", f"/resume {key[:8]}")
+    await world.ask("what is done?", "what is done")
+    assert "script" not in conversation_of((await world.asked(3))[2])
+    await world.ask(f"/resume {key[:8]}", "Back in conversation")
+    await world.converse("and now?")
+    said = conversation_of((await world.asked(4))[3])
+    assert said.index("the backup is done") < said.index("slow answer") < said.index("the restore is done")
 
 
 async def test_operators_and_admins_see_the_agent_of_each_conversation_and_cost(world: World) -> None:
