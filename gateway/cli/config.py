@@ -28,6 +28,7 @@ from gateway.config.writing import (
     new_files,
     write_files,
 )
+from gateway.models.pricing import unpriced_models, unpriced_sentence
 from gateway.models.routes import missing_keys, routes_of_agents
 from gateway.operator.effective import comparable_settings, effective_settings, setting_text
 from gateway.operator.socket import DaemonNotRunningError, ask
@@ -62,8 +63,9 @@ def check(as_json: Json = False) -> None:
         warnings = error.warnings if isinstance(error, ConfigRejected) else ()
         print_json({"ok": False, "errors": str(error).splitlines(), "warnings": warnings})
         raise typer.Exit(78) from error
-    missing_key = tuple(missing_keys(loaded.config))
-    loaded = replace(loaded, warnings=(*loaded.warnings, *missing_key))
+    missing_key = tuple(missing_keys(loaded))
+    unpriced = [unpriced_sentence(names)] if (names := unpriced_models(loaded.agents)) else []
+    loaded = replace(loaded, warnings=(*loaded.warnings, *missing_key, *unpriced))
     verdict = "The configuration is valid, but an API key is missing" if missing_key else "The configuration is valid"
     lines = [f"{verdict}. State directory: {loaded.home}", _summary(loaded)]
     found = {"ok": True, "errors": [], "warnings": loaded.warnings, "home": str(loaded.home)}
@@ -210,7 +212,8 @@ def _summary(loaded: LoadedConfig) -> str:
         chats.append(f"the web chat on {config.local.host}:{config.local.port}")
     model = f"{config.model.name} ({config.model.protocol})" if config.model.name else config.model.protocol
     set_keys = sum(source != "default" for source in loaded.sources.values())
-    return f"Serves {', '.join(chats) or 'nothing'}. Model: {model}. {set_keys} of {len(FIELDS)} settings are set."
+    verb = "is" if set_keys == 1 else "are"
+    return f"Serves {', '.join(chats) or 'nothing'}. Model: {model}. {set_keys} of {len(FIELDS)} settings {verb} set."
 
 
 plugins = typer.Typer(no_args_is_help=True, help="Show plugins.", rich_markup_mode=None)

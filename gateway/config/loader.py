@@ -56,6 +56,7 @@ from gateway.config.files import (
 from gateway.config.old_keys import OLD_BLOCKS, OLD_KEYS, WITH_BLOCKS, Chosen, carried, inner_old_keys, notice
 from gateway.config.overlay import AgentConfig, completed_agent, is_agent_key, unknown_agent_key
 from gateway.config.settings import Config
+from gateway.config.tool_settings import unknown_tools
 from hermes_state.agents import UNNAMED
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import Redactor, redact
@@ -174,7 +175,8 @@ def load_config(environ: Mapping[str, str], drafts: Mapping[str, str] | None = N
         raise ConfigRejected(problems, warnings)
     where = {name: _position_of(("agents", name), chosen, file) for name in agents}
     is_shared = config.sessions.groups == "shared"
-    warnings = (*warnings, *route_notices(config.routes, where, lines, is_shared=is_shared))
+    unknown_switches = unknown_tools([config.tools, *(agent.config.tools for agent in agents.values())])
+    warnings = (*warnings, *route_notices(config.routes, where, lines, is_shared=is_shared), *unknown_switches)
     return LoadedConfig(
         config=config,
         home=state.home,

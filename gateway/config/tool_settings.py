@@ -1,13 +1,13 @@
 """Settings for tools: availability, approvals, schedules and MCP servers."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
 from agent.settings import ServerSettings
-from gateway.config.blocks import BaseConfig, checked_block, fields_of, setting
+from gateway.config.blocks import BaseConfig, checked_block, did_you_mean, fields_of, setting
 from hermes_state.setting_types import AnyCase, keyed
 from hermes_state.values import ChatKey, ToolEffect
 
@@ -23,6 +23,12 @@ Switches: TypeAlias = Annotated[
     dict[str, _Switch], BeforeValidator(lambda block: {str(name): word for name, word in keyed(block).items()})
 ]
 SwitchesByPlace: TypeAlias = Annotated[dict[str, Switches], BeforeValidator(keyed)]
+
+
+BUILT_IN_TOOLS = (
+    "context delegate edit_file history_open history_search list_files memory read_file schedule search_files "
+    "send_file skill terminal todo web_fetch web_search write_file"
+)
 
 
 class ApprovalConfig(BaseConfig):
@@ -107,6 +113,15 @@ def _servers(value: object) -> Mapping[str, ServerSettings]:
         if (complaint := found[name].complaint) is not None:
             raise ValueError(f"{name}.{complaint}")
     return found
+
+
+def unknown_tools(blocks: Iterable[ToolsConfig]) -> Iterator[str]:
+    """Yield a warning for each switch whose tool is neither built in nor of an MCP server. A plugin can have it."""
+    known = BUILT_IN_TOOLS.split()
+    for name in dict.fromkeys(name for one in blocks for row in (one.use, *one.use_on.values()) for name in row):
+        if name != "*" and "__" not in name and name not in known:
+            meant = did_you_mean(name, known) or ", so only a tool of a plugin can have this name"
+            yield f"tools.use: there is no built-in tool {name}{meant}"
 
 
 class McpConfig(BaseConfig):

@@ -133,14 +133,15 @@ def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Itera
         yield "This protocol accepts a `temperature` of at most 1, so the gateway sends 1."
 
 
-def missing_keys(config: Config) -> Iterator[str]:
-    """Yield warnings about models on the internet that are called without a key."""
-    for route in all_routes(config):
+def missing_keys(loaded: LoadedConfig) -> Iterator[str]:
+    """Yield warnings about models of agents on the internet that are called without a key."""
+    main = {agent.config.model.route: f"agents.{agent.name}." if agent.name else "" for agent in loaded.agents[::-1]}
+    for route in routes_of_agents(loaded):
         host, headers = route.host or "", route.extra_headers.values()
         is_own = "." not in host or host.endswith((".local", ".localhost", ".lan", ".internal", ".home.arpa"))
         is_public = (route.address or "").startswith("https:") and not is_own and not host.replace(".", "").isdecimal()
         if is_public and route.api_key is None and not any(isinstance(value, SecretStr) for value in headers):
-            where = "model.api_key" if route == config.model.route else f"api_key of the model {route.label}"
+            where = f"{main[route]}model.api_key" if route in main else f"api_key of the model {route.label}"
             yield f"{where} is not set, so {host} is called without a key; if no key is needed, set any value"
 
 

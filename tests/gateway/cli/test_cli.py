@@ -692,13 +692,33 @@ def _is_ready(terminal: int, *, is_secret: bool) -> bool:
             {"OPENAI_API_KEY": "sk-x", "HERMES_MODEL__FALLBACKS": '[{"name": "c", "protocol": "anthropic"}]'},
             "api_key of the model c is not set, so api.anthropic.com",
         ),
+        (
+            {
+                "OPENAI_API_KEY": "sk-x",
+                "HERMES_AGENTS": '{"ops": {"model": {"name": "c", "protocol": "anthropic"}}}',
+                "HERMES_ROUTES": '[{"agent": "ops"}]',
+            },
+            "agents.ops.model.api_key is not set, so api.anthropic.com is called without a key",
+        ),
+        (
+            {
+                "OPENAI_API_KEY": "sk-x",
+                "HERMES_AGENTS": '{"ops": {"model": {"name": "odd"}, "costs": {"daily_cap": 1}}}',
+                "HERMES_ROUTES": '[{"agent": "ops"}]',
+            },
+            "these models without a known price are not called: `odd`",
+        ),
+        (
+            {"OPENAI_API_KEY": "sk-x", "HERMES_TOOLS__USE": '{"terminl": "off", "*": "on", "web__get": "off"}'},
+            "tools.use: there is no built-in tool terminl; did you mean terminal?",
+        ),
         ({"OPENAI_API_KEY": "sk-x"}, None),
         ({"HERMES_MODEL__BASE_URL": "http://192.168.0.7:11434/v1"}, None),
         ({"HERMES_MODEL__BASE_URL": "https://llm.lan/v1"}, None),
         ({"HERMES_MODEL__EXTRA_HEADERS": '{"api-key": "sesame-sesame"}'}, None),
     ],
 )
-def test_config_check_warns_of_a_missing_key(run: Run, variables: dict[str, str], words: str | None) -> None:
+def test_config_check_warns_of_a_missing_key_price_or_tool(run: Run, variables: dict[str, str], words: str | None) -> None:
     done = run("config", "check", HERMES_MODEL__NAME="gpt-4.1", **variables)
     assert done.exit_code == 0
     assert ("warning: " in done.output) is (words is not None)
