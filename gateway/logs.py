@@ -120,25 +120,27 @@ _SHARED: list[Processor] = [
 
 
 class RecentProblems(logging.Handler):
-    """Remembers the names of the newest warnings and errors, so that `status` can count them."""
+    """Remembers the names and hints of the newest warnings and errors, so that `status` can count them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._newest = deque[tuple[float, str, str]](maxlen=1_000)
+        self._newest = deque[tuple[float, str, str, str]](maxlen=1_000)
 
     def emit(self, record: logging.LogRecord) -> None:
-        name = str(record.msg["event"]) if isinstance(record.msg, dict) else record.name  # a library's text may be long
-        self._newest.append((record.created, record.levelname.lower(), name))
+        event = record.msg if isinstance(record.msg, dict) else {"event": record.name}  # a library's text may be long
+        hint = next((str(event[key]) for key in ("hint", "reason", "detail", "error") if event.get(key)), "")
+        self._newest.append((record.created, record.levelname.lower(), str(event["event"]), hint))
 
-    def since(self, seconds: float) -> list[dict[str, Any]]:
-        """Return the level, the name, the number and the last time of each event, errors and frequent events first."""
+    def since(self, seconds: float, redact: Redactor) -> list[dict[str, Any]]:
+        """Return the level, name, number, last time and last hint of each event, errors and frequent events first."""
         found = [one for one in self._newest if one[0] >= time.time() - seconds]
-        last = {(level, name): at for at, level, name in found}
-        rows = Counter((level, name) for _, level, name in found).most_common()
+        last = {(level, name): (at, hint) for at, level, name, hint in found}
+        rows = Counter((level, name) for _, level, name, _ in found).most_common()
         rows.sort(key=lambda row: row[0][0] == "warning")
         return [
-            {"level": level, "event": name, "count": count, "last_at": int(last[level, name] * 1_000)}
+            {"level": level, "event": name, "count": count, "last_at": int(at * 1_000), "hint": redact(hint)}
             for (level, name), count in rows
+            for at, hint in [last[level, name]]
         ]
 
 

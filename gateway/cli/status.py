@@ -18,7 +18,7 @@ from gateway.times import format_time
 from hermes_state.admin.overview import load_overview
 from hermes_state.engines.opening import open_offline
 from hermes_state.errors import CommandError, LockUnavailable
-from hermes_state.text import counted, printable
+from hermes_state.text import counted, printable, shortened
 from hermes_state.values import Millis, SystemClock
 from platforms.base import STATE_WORDS, AdapterState
 
@@ -99,8 +99,11 @@ def status_rows(found: Mapping[str, Any], now: Millis) -> Iterator[Row]:
         return
     yield "Gateway", "not running; start it with `hermes-gateway run`", "red"
     yield "State", str(found["home"]), ""
-    for label, (key, value) in _labelled("Database", found.get("database", {}).items()):
-        yield label, f"{key.replace('_', ' ')}: {value:,}", ""
+    if (held := found.get("database")) is not None:
+        yield "Database", f"{held['database_bytes'] / 1e6:.1f} MB, schema version {held['schema']}", ""
+        yield "", ", ".join(counted(held[f"{name}s"], name) for name in ("chat", "conversation", "message")), ""
+        unsent = counted(held["undelivered"], "reply")
+        yield "", f"{counted(held['waiting'], 'message')} and {unsent} waiting for the next start", ""
 
 
 def _rows_of_daemon(found: Mapping[str, Any], now: Millis) -> Iterator[Row]:
@@ -114,7 +117,8 @@ def _rows_of_daemon(found: Mapping[str, Any], now: Millis) -> Iterator[Row]:
     yield "State", str(found.get("home")), ""
     if node is not None:
         yield "Node", f"{node['name']}, {'has a seat' if node['has_seat'] else 'without a seat'}", ""
-    yield "Model", f"{found.get('model')}", ""
+    is_offline = found.get("protocol") == "offline"
+    yield "Model", "built-in offline model" if is_offline else f"{found.get('model')}", ""
     for route in found.get("routes", ()):
         if "reason" in route:
             yield "", f"{route['model']} {route['reason']}; paused for {route['paused_seconds']} s", "red"
@@ -143,11 +147,9 @@ def _rows_of_daemon(found: Mapping[str, Any], now: Millis) -> Iterator[Row]:
     problems = found.get("last_hour", [])
     for label, one in _labelled("Last hour", problems[:MAX_PROBLEMS]):
         last = f"last at {format_time(one['last_at'], None)}"
-        yield (
-            label,
-            f"{one['level']} {one['event']}, {counted(one['count'], 'time')}, {last}",
-            _COLOURS.get(one["level"], ""),
-        )
+        text = f"{one['level']} {one['event']}, {counted(one['count'], 'time')}, {last}"
+        text = f"{shortened(hint, 200)} ({text})" if (hint := one.get("hint")) else text
+        yield label, text, _COLOURS.get(one["level"], "")
     if not problems:
         yield "Last hour", "no warnings or errors", "green"
     ignored = [f"{count} {name}" for name, count in found.get("not_stored", {}).items() if count]

@@ -119,6 +119,11 @@ class RouteConfig(CallConfig, ApiConfig):
         return self.name or "offline"
 
     @property
+    def shown_label(self) -> str:
+        """Return the model's name for operators, in words for the built-in offline model."""
+        return "built-in offline model" if self.protocol == "offline" else self.label
+
+    @property
     def address(self) -> str | None:
         """Return the address of the API, or None for the built-in offline model."""
         return self.base_url or OWN_ADDRESSES.get(self.protocol)

@@ -57,7 +57,7 @@ async def load_overview(context: ConsoleContext, person: WebPerson, query: Mappi
     return {
         **values,
         "version": installed_version(),
-        "model": context.live.config.model.label,
+        "model": context.live.config.model.shown_label,
         "uptime": now - context.started_at,
         "platforms": sorted(context.adapters.health().items()),
         "states": STATE_WORDS,

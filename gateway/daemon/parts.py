@@ -453,6 +453,10 @@ def _announce(environ: Mapping[str, str], loaded: LoadedConfig, url: str) -> Non
     elif not is_terminal:
         print(f"Open {url}", flush=True)
     else:
-        model = loaded.config.model.label if loaded.config.model.name else "the built-in offline model"
-        lines = (f"Open {url}", f"Model: {model}", f"State directory: {loaded.home}", "To stop, press Ctrl-C.")
+        lines = (
+            f"Open {url}",
+            f"Model: {loaded.config.model.shown_label}",
+            f"State directory: {loaded.home}",
+            "To stop, press Ctrl-C.",
+        )
         print("\n  " + "\n  ".join(lines) + "\n", flush=True)

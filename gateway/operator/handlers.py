@@ -112,7 +112,7 @@ class OperatorHandler:
             "routes": self._routes(),
             "turns_running": len(self.lanes.active),
             **await self._work(),
-            "last_hour": PROBLEMS.since(3_600),
+            "last_hour": PROBLEMS.since(3_600, Redactor(self.loaded().secrets())),
             "vitals": self.heartbeat.vitals(),
             **self.peer_row(),
             "platforms": self._platforms(),

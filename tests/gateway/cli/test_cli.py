@@ -274,6 +274,8 @@ async def test_status_of_a_stopped_gateway_counts_its_stored_messages(run: Run, 
     await make_database(home)
     done = await threaded(run, "status", "--json")
     assert (done.exit_code, json.loads(done.output)["database"]["messages"]) == (3, 0)
+    said = (await threaded(run, "status")).output
+    assert re.search(r"^Database: +\d.* MB, schema version \d+\n +0 chats, 0 conv", said, re.MULTILINE), said
 
 
 def test_a_watched_status_continues_while_a_daemon_starts(
@@ -297,12 +299,18 @@ def test_a_watched_status_continues_while_a_daemon_starts(
 
 
 async def test_status_asks_the_running_daemon(run: Run, made_home: Path) -> None:
-    status = {"model": "offline", "platforms": {"local": {"state": "running", "detail": ""}}, "started_at": 0}
+    status = {
+        "model": "offline",
+        "protocol": "offline",
+        "platforms": {"local": {"state": "running", "detail": ""}},
+        "started_at": 0,
+    }
     async with serve_control(made_home / "control.sock", {"status": answering(status)}):
         done = await threaded(run, "status")
     assert done.exit_code == 0
     assert re.search(r"^Gateway: +running for ", done.output)
     assert re.search(r"^Platforms: +local: connected$", done.output, re.MULTILINE)
+    assert re.search(r"^Model: +built-in offline model$", done.output, re.MULTILINE)
 
 
 async def test_a_running_daemon_is_asked_even_if_the_configuration_file_became_invalid(
@@ -718,7 +726,9 @@ def _is_ready(terminal: int, *, is_secret: bool) -> bool:
         ({"HERMES_MODEL__EXTRA_HEADERS": '{"api-key": "sesame-sesame"}'}, None),
     ],
 )
-def test_config_check_warns_of_a_missing_key_price_or_tool(run: Run, variables: dict[str, str], words: str | None) -> None:
+def test_config_check_warns_of_a_missing_key_price_or_tool(
+    run: Run, variables: dict[str, str], words: str | None
+) -> None:
     done = run("config", "check", HERMES_MODEL__NAME="gpt-4.1", **variables)
     assert done.exit_code == 0
     assert ("warning: " in done.output) is (words is not None)
