@@ -1,8 +1,12 @@
 """`hermes-gateway send | chat`: messages from scripts, and a conversation in the terminal."""
 
 import http.client
+import re
+import shutil
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
+from itertools import chain
 from typing import Annotated
 
 import orjson
@@ -30,8 +34,9 @@ def send(
     """
     words = sys.stdin.read() if text == "-" else text
     args = {"chat": chat, "text": words, "asks": asks}
-    ask_or_write("send", args, lambda db, now: send_to_chat(db, chat, words, asks, now))
-    show({"chat": chat}, [f"The message to {chat} is saved."], as_json=as_json)
+    stored = ask_or_write("send", args, lambda db, now: send_to_chat(db, chat, words, asks, now))
+    when = "now" if stored is None else "when it starts"
+    show({"chat": chat}, [f"The message to {chat} is saved. The gateway delivers it {when}."], as_json=as_json)
 
 
 def chat(
@@ -41,7 +46,8 @@ def chat(
 
     The running gateway must serve the web chat. Every name is a conversation, which continues the next time.
     """
-    session = ask(find_state(process_environment()).control_socket, "api.session")
+    session = ask(find_state(process_environment()).control_socket, "api.session", {"name": name})
+    echo(f"Conversation “{name}” with the model {session['model']}. /help lists the commands. To leave, press Ctrl-D.")
     while True:
         try:
             text = input("> ")
@@ -61,18 +67,34 @@ def _print_answer(host: str, port: int, token: str, name: str, text: str) -> Non
             answer = connection.getresponse()
             if answer.status != 200:
                 raise CommandError(orjson.loads(answer.read())["error"]["message"])
-            for line in answer:
-                if line.startswith(b"data: {"):
-                    _print_event(orjson.loads(line[6:]))
+            pieces = (_text_of(orjson.loads(line[6:])) for line in answer if line.startswith(b"data: {"))
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+            for piece in wrapped(pieces, width):
+                sys.stdout.write(piece)
+                sys.stdout.flush()
         except OSError as error:
             raise CommandError("The connection to the gateway broke. Its log says why.") from error
-    echo("")
 
 
-def _print_event(event: dict[str, object]) -> None:
+def _text_of(event: dict[str, object]) -> str:
     match event:
-        case {"error": {"message": str(sentence)}}:
-            sys.stdout.write(printable(sentence))
-        case {"choices": [{"delta": {"content": str(piece)}}]}:
-            sys.stdout.write(printable(piece))
-    sys.stdout.flush()
+        case {"error": {"message": str(text)}} | {"choices": [{"delta": {"content": str(text)}}]}:
+            return printable(text)
+    return ""
+
+
+def wrapped(pieces: Iterable[str], width: int) -> Iterator[str]:
+    """Yield streamed text word by word and a final line break. Long lines are broken between words.
+
+    >>> "".join(wrapped(["one tw", "o three", " four"], 9))
+    'one two \\nthree \\nfour\\n'
+    """
+    word, column = "", 0
+    for piece in chain(pieces, ("\n",)):
+        *words, word = re.split(r"(?<=\s)", word + piece)
+        for one in words:
+            if column and column + len(one) > width:
+                yield "\n"
+                column = 0
+            yield one
+            column = 0 if one.endswith("\n") else column + len(one)

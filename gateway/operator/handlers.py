@@ -25,7 +25,7 @@ from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.logs import PROBLEMS
 from gateway.models.pricing import limits_in
-from gateway.models.selection import Runtime
+from gateway.models.selection import Runtime, route_of
 from gateway.operator import checks
 from gateway.operator.browsers import browser_rows, served_elsewhere
 from gateway.operator.checks import CheckResult, CheckStatus, failed, fine, warning
@@ -42,16 +42,19 @@ from gateway.turns.lanes import LaneRegistry
 from hermes_state.admin import browsers
 from hermes_state.admin.overview import load_queues
 from hermes_state.admin.pairings import UserRole
+from hermes_state.agents import load_state
+from hermes_state.chats import find_chat
 from hermes_state.engines.postgres.nodes import ClusterStatus, load_cluster
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.models import ledger
 from hermes_state.redaction import Redactor
 from hermes_state.search.index import load_progress
+from hermes_state.sessions import load_open
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tools import schedules
-from hermes_state.values import Clock, Millis, UserRef
+from hermes_state.values import LOCAL_OWNER, ChatKind, Clock, Millis, UserRef
 
 log = structlog.get_logger()
 
@@ -186,14 +189,29 @@ class OperatorHandler:
         await self.store.write(add_client, *given, self.clock.now())
         await self.access.load()
 
-    async def open_session(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the address of the API, and a token of the owner that is valid until the gateway stops."""
-        from platforms.local import LocalAdapter  # only a gateway with a web chat imports it
+    async def open_session(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the API's address, a token of the owner that is valid until the gateway stops, and the model.
 
+        The model is that of the owner's conversation `name`.
+        """
+        from platforms.local import LocalAdapter  # only a gateway with a web chat imports it
+        from platforms.local.api_routes import conversation_name
+        from platforms.local.pages import chat_key
+
+        def load(db: Connection) -> tuple[str, str | None]:
+            chat, routed = find_chat(db, key), self.lanes.routed_agent(key, ChatKind.LOCAL, None, LOCAL_OWNER)
+            session = None if chat is None else load_open(db, chat.id)
+            agent = routed.name if chat is None else load_state(db, chat.id, routed).next_agent
+            return agent, None if session is None else session.chosen_model
+
+        key = chat_key(conversation_name(str(args.get("name"))))
         served = self.adapters.supervised.get("local")
         match None if served is None else served.adapter:
             case LocalAdapter(own_url=URL() as url) as local:
-                return {"host": url.host, "port": url.port, "token": local.access.mint_terminal()}
+                agent, choice = await self.store.read(load)
+                model = route_of(used := self.runtime.of(agent).config.model, choice) or used
+                token = local.access.mint_terminal()
+                return {"host": url.host, "port": url.port, "token": token, "model": model.shown_label}
         raise CommandError("This gateway does not serve the web chat, which `chat` needs. `status` shows why.")
 
     async def send(self, args: Mapping[str, Any]) -> None:
