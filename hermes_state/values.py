@@ -384,6 +384,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tool_name: str | None
     created_at: Millis
 
+    @property
+    def writer(self) -> str | None:
+        """Name for exports: the person's name, or "Gateway" for its own notices."""
+        return self.sender_name or ("Gateway" if self.origin is Origin.NOTICE else None)
+
 
 Transcript: TypeAlias = tuple[Message, ...]
 

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from gateway.cli.answers import configured_database
-from gateway.cli.output import Json, progress_bar, show, table, tree
+from gateway.cli.output import Json, check_folder, progress_bar, show, table, tree
 from gateway.config import find_store_url, process_environment
 from gateway.config.files import find_state, locate_home
 from gateway.operator.socket import DaemonNotRunningError, ask
@@ -35,6 +35,7 @@ def backup(
     as a systemd service can write only to its state directory.
     """
     state, target = find_state(process_environment()), Path(os.path.abspath(file))
+    check_folder(target)
     try:
         with progress_bar() as progress, _watched(state.database, target, progress):
             # The daemon gives up on a copy before this timeout.

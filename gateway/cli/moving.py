@@ -89,7 +89,7 @@ def _target(db: Connection, name: str, now: Millis) -> ChatId:
 def _report_lines(report: ImportReport, *, is_dry: bool) -> Iterator[str]:
     for kind in {**report.new, **report.known}:
         known = f" ({report.known[kind]:,} already here)" if report.known[kind] else ""
-        yield f"{'Would import' if is_dry else 'Imported'} {kind}: {report.new[kind]:,}{known}"
+        yield f"{'Would import' if is_dry else 'Imported'} {counted(report.new[kind], kind.removesuffix('s'))}{known}"
     yield f"Chats: {', '.join(f'{name} ({number:,})' for name, number in report.chats.most_common(20)) or 'none'}"
     if report.faults:
         yield f"Left out ({len(report.faults):,}):"
@@ -113,6 +113,10 @@ def export(
     if (form := FORMATS.get(target.suffix[1:].lower())) is None:
         raise CommandError(f"{target} must end with .md, .jsonl or .html, which selects the format.")
     files, numbers = open_attachments(load_config(process_environment())) if form.has_files else None, Counter[str]()
+    asked = {"place": place, "person": person}
+    found = list(look_up_all("conversations", asked, StoredConversation, "lineage_id"))
+    if person is not None and not found:
+        raise CommandError(f"No message of {person} is stored. `/whoami` shows a person's id, such as telegram:42.")
     with progress_bar() as progress, new_file(target, is_forced=is_forced) as file:
         file.write(form.start(place or person or "All conversations").encode())
         asked = {"place": place, "person": person, "agent": agent}

@@ -61,6 +61,12 @@ def progress_bar() -> Iterator[Progress]:
         yield show_step
 
 
+def check_folder(path: Path) -> None:
+    """Raise `CommandError` if there is no folder for the new file `path`."""
+    if not os.path.isdir(path.parent):
+        raise CommandError(f"The folder {path.parent} does not exist. Create it, or choose another one.")
+
+
 @contextmanager
 def new_file(path: Path, *, is_forced: bool) -> Iterator[BinaryIO]:
     """Open a file for writing (mode 0600), which replaces `path` at the end. After an error, `path` is unchanged.
@@ -69,6 +75,7 @@ def new_file(path: Path, *, is_forced: bool) -> Iterator[BinaryIO]:
     """
     if path.exists() and not is_forced:
         raise CommandError(f"{path} exists. Use --force to overwrite it.")
+    check_folder(path)
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -60,7 +60,7 @@ def cron_of(minutes: float) -> str:
         return "0 * * * *" if minutes == 60 else f"*/{minutes:g} * * * *"
     if minutes % 60 == 0 and 1_440 % minutes == 0:
         return "0 0 * * *" if minutes == 1_440 else f"0 */{minutes / 60:g} * * *"
-    raise ValueError(f"it repeats every {minutes:g} minutes, which no cron expression can say")
+    raise ValueError(f"it repeats every {minutes:g} minutes, which no cron expression can express")
 
 
 def import_note(notes: MemoryDirectory, chat_id: ChatId, target: Target, entry: str) -> bool:

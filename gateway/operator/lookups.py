@@ -317,7 +317,7 @@ class MessagesRequest(LookupRequest, frozen=True, kw_only=True, forbid_unknown_f
             id=row.id,
             role=row.role,
             at=row.created_at,
-            sender=row.sender_name,
+            sender=row.writer,
             files=tuple(msgspec.structs.replace(file, name=redact(file.name)) for file in files),
             content=_value(text, redact) if is_json else redact(text),
             thought=redact(thought.replace("</think>", "")),

@@ -88,7 +88,7 @@ async def messages(store: Store, files: AttachmentFolder, key: ChatKey) -> Async
                     id=row.id,
                     conversation=number,
                     role=row.role,
-                    name=row.sender_name or row.tool_name,
+                    name=row.writer or row.tool_name,
                     created_at=row.created_at,
                     text=row.text or "",
                     calls=[(call.name, call.arguments) for call in row.body.calls],
@@ -126,7 +126,7 @@ def _markdown(one: ExportedMessage) -> str:
     text = re.sub(_HEADING, lambda found: found[1] or f"{found[3]}\\#", one.text)
     if one.role is MessageRole.TOOL:
         text = "\n".join(f"    {line}" for line in text.splitlines())
-    return f"\n## {one.who}, {one.at}\n\n{text}{calls}{files}\n"
+    return f"\n### {one.who}, {one.at}\n\n{text}{calls}{files}\n"
 
 
 def _json(one: ExportedMessage) -> str:
@@ -172,7 +172,7 @@ def _html(one: ExportedMessage) -> str:
 
 
 FORMATS = {
-    "md": ExportFormat(mime="text/markdown", start="# {}\n".format, part="\n# {}\n".format, message=_markdown),
+    "md": ExportFormat(mime="text/markdown", start="# {}\n".format, part="\n## {}\n".format, message=_markdown),
     "jsonl": ExportFormat(mime="application/jsonl", start=lambda _: "", part=lambda _: "", message=_json),
     "html": ExportFormat(
         mime="text/html",

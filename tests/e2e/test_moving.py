@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sqlite3
 import tarfile
@@ -55,7 +56,7 @@ async def test_conversations_of_hermes_agent_are_continued_resumed_searched_and_
 ) -> None:
     dry = await world.command_line("import", "hermes", str(hermes), "--dry-run")
     assert dry[0] == 0, dry[1]
-    assert "Would import conversations: 4\n" in dry[1]
+    assert "Would import 4 conversations\n" in dry[1]
     assert not world.home.exists()
     code, output = await world.command_line("import", "hermes", str(hermes))
     assert (code, output) == (0, dry[1].replace("Would import", "Imported"))
@@ -69,7 +70,7 @@ async def test_conversations_of_hermes_agent_are_continued_resumed_searched_and_
     counts = world.query(COUNTS)
     code, output = await world.command_line("import", "hermes", str(hermes))
     assert (code, world.query(COUNTS)) == (0, counts), output
-    assert "Imported conversations: 0 (4 already here)\n" in output
+    assert "Imported 0 conversations (4 already here)\n" in output
     assert world.query("SELECT spec, state FROM schedules ORDER BY id") == [
         ("0 7 * * 1-5", "active"),
         ("0 */2 * * *", "active"),
@@ -196,6 +197,10 @@ async def test_conversations_are_exported_while_the_gateway_runs(world: World, t
         "telegram:42": ["User42", None] * 2,
         f"telegram:{GROUP}": ["User42"],
     }
+    assert (await world.command_line("send", "telegram:42", "the lamp is on"))[0] == 0
+    text = await exported("direct.md", "telegram:42")
+    assert re.findall("^# .*", text, re.MULTILINE) == ["# telegram:42"]
+    assert re.search(r"^### Gateway, .*\n\n.*\nthe lamp is on", text, re.MULTILINE)
     text = await exported("group.md", f"telegram:{GROUP}")
     assert ("Bob here" in text, "My key" in text) == (True, False)
     assert key not in page + json.dumps(rows)
@@ -203,6 +208,8 @@ async def test_conversations_are_exported_while_the_gateway_runs(world: World, t
         (("all.html",), "Use --force"),
         (("x.pdf",), "must end with"),
         (("x.md", "telegram:9"), "No chat"),
+        (("x.md", "--person", "telegram:9"), "No message of telegram:9 is stored"),
+        (("none/x.md",), f"The folder {tmp_path / 'none'} does not exist"),
     ):
         code, output = await world.command_line("export", str(tmp_path / words[0]), *words[1:])
         assert (code, told in output) == (1, True), output
@@ -215,6 +222,8 @@ async def test_a_backup_is_restored_by_one_command(world: World, tmp_path: Path)
     await world.gateway.start(HERMES_ACCESS__ADMINS="telegram:42")
     await world.converse("The first harbour")
     assert (await world.command_line("backup", copy))[0] == 0
+    code, output = await world.command_line("backup", str(tmp_path / "none" / "today.db"))
+    assert (code, f"The folder {tmp_path / 'none'} does not exist" in output) == (1, True)
     await world.converse("The second harbour")
     assert (await world.command_line("restore", copy))[0] == 75
     assert await world.gateway.stop() == 0
