@@ -38,6 +38,7 @@ from gateway.operator.why import why_lines
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import LineageSession, short_key
 from hermes_state.admin.why import WhyReport
+from hermes_state.agents import shown_name
 from hermes_state.errors import ConfigError
 from hermes_state.search.full_text import FoundMessage
 from hermes_state.sessions import Conversation
@@ -65,7 +66,7 @@ def lineage(
     """Show the chain of sessions in SESSION's conversation, in a chat or in all chats, oldest session first."""
     found = look_up("lineage", {"place": place, "limit": limit, "agent": agent}, LineageSession)
     head = ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY")
-    lines = table(head, map(_link_cells, found)) if found else ["There are no sessions yet."]
+    lines = _table(head, _link_cells, found) if found else ["There are no sessions yet."]
     show(list(map(json_row, found)), lines, as_json=as_json)
 
 
@@ -83,9 +84,15 @@ def _link_cells(one: LineageSession) -> tuple[str, ...]:
     )
 
 
+def _table(head: tuple[str, ...], cells: Callable[[Any], tuple[str, ...]], rows: list[Any]) -> Iterator[str]:
+    """Return the lines of a table, with a column for the agent if there are several."""
+    if any(one.agent for one in rows):
+        return table((*head, "AGENT"), ((*cells(one), shown_name(one.agent)) for one in rows))
+    return table(head, map(cells, rows))
+
+
 def _chat_cell(one: LineageSession | Conversation) -> str:
-    agent = f" with {one.agent}" if one.agent else ""
-    return f"{one.chat.name} ({shortened(one.label, 30)}){agent}" if one.label else f"{one.chat.name}{agent}"
+    return f"{one.chat.name} ({shortened(one.label, 30)})" if one.label else one.chat.name
 
 
 def _made_by(one: LineageSession) -> str:
@@ -190,7 +197,7 @@ def sessions(
     """List conversations, most recently used first, each with the id of its newest session."""
     found = look_up("sessions", {"chat": chat, "limit": limit, "agent": agent}, Conversation)
     head = ("SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME")
-    lines = table(head, map(_conversation_cells, found)) if found else ["There are no conversations yet."]
+    lines = _table(head, _conversation_cells, found) if found else ["There are no conversations yet."]
     show(list(map(json_row, found)), lines, as_json=as_json)
 
 

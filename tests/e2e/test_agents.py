@@ -68,7 +68,9 @@ async def test_an_admin_changes_the_agent_of_a_chat_and_comes_back_by_resume(wor
     await started(world)
     await world.converse(SAID)
     await world.ask("/agent nobody", "There is no agent “nobody”")
-    await world.ask("/agent ops", "From your next message on, the agent ops answers here, in a new conversation.*/resume ")
+    await world.ask(
+        "/agent ops", "From your next message on, the agent ops answers here, in a new conversation.*/resume "
+    )
     await world.ask("who are you?", "who are you")
     second = (await world.asked(2))[1]
     assert "operator of the orchard" in prompt_of(second)[0].text
@@ -346,6 +348,8 @@ async def test_operators_and_admins_see_the_agent_of_each_conversation_and_cost(
     await world.ask("/insights", "AGENT")
     code, output = await world.command_line("lineage", "--agent", "ops", "--json")
     assert (code, [(row["chat"], row["agent"]) for row in json.loads(output)]) == (0, [("telegram:43", "ops")])
+    code, output = await world.command_line("sessions")
+    assert re.search(r"^\w+ +telegram:43 \(User43\)  .* ops$", output, re.MULTILINE), output
     code, output = await world.command_line("insights", "--json")
     assert {row["agent"]: row["calls"] for row in json.loads(output)["agents"]} == {"default": 1, "ops": 1}
     code, output = await world.command_line("status", "--json")
