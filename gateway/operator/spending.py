@@ -215,10 +215,11 @@ def usage_lines(usage: UsageReport) -> list[str]:
         for purpose, part in usage.by_purpose.items()
         if purpose != "turn"
     )
+    cached = f"{spent.cache_read_tokens:,} or {spent.cache_percent} %" if spent.cache_read_tokens else "none"
     return [
         f"- Cost: {_cost(spent)}",
         f"- Input: {about}{spent.prompt_tokens:,} tokens ({spent.input_tokens:,} new, "
-        f"{spent.cache_read_tokens:,} or {spent.cache_percent} % from the cache, "
+        f"{cached} from the cache, "
         f"{spent.cache_write_tokens:,} written to the cache)",
         f"- Output: {about}{spent.output_tokens:,} tokens{reasoning}",
         f"- Model calls: {spent.calls:,}{notes and f' ({notes})'}{purposes and f', including {purposes}'}",

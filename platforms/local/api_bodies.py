@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-_REFUSED = "This gateway {}. Leave out `{}`, or switch it off in your program."
+_REFUSED = "This gateway {}. Remove `{}` from the request, or disable it in the settings of your program."
 _TOOLS = "does not run tools of clients, because its agent has its own tools"
 
 
