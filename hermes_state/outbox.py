@@ -274,6 +274,7 @@ def load_offer(db: Connection, chat_id: ChatId, topic: OfferTopic) -> str | None
     return scalar_or_none(db, str, query, (chat_id, topic))
 
 
+HOOK_PREFIX = "hook:"  # start of the dedupe key of a webhook's event; then follows the id of the chat it is about
 CLOSED = ":closed"  # end of the dedupe key of an edit that closes a question
 ENDED = ":ended"  # end of the dedupe key of an edit that only removes buttons
 

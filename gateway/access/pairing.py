@@ -55,7 +55,8 @@ def offer_pairing(
         text = OFFER.format(code=code, minutes=CODE_MINUTES)
         if hooks is not None:  # the event never contains the code, because everyone who knows it can approve it
             data = {"person": message.sender.ref, "name": message.sender.name, "chat": message.chat.name}
-            hooks.write(db, "person.requested_access", pairings.hash_code(code)[:16], data, now)
+            chat_id = ensure_chat(db, message.chat, message.chat_kind, message.chat_title, now)
+            hooks.write(db, "person.requested_access", chat_id, pairings.hash_code(code)[:16], data, now)
         return refuse(db, message, message.chat, _offer_key(pairings.hash_code(code)), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
         # Send this reply at most every 5 minutes. Answer every slash command, because Discord shows it as hanging.

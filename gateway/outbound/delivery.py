@@ -149,7 +149,7 @@ class Delivery:
     def _let_go(self, chat_id: ChatId, event: asyncio.Event) -> None:
         if self._wakes.get(chat_id) is event:
             del self._wakes[chat_id]
-            if not self._wakes:
+            if not self._wakes.keys() - self.hook_chats:
                 self._idle.set()
 
     async def store_and_send(
@@ -238,7 +238,7 @@ class Delivery:
         A request that is in flight at that time gets `LAST_REQUEST_SECONDS` more. If it were cancelled, its outcome
         would be unknown.
         """
-        if self._wakes and not await wait_until(self._idle, seconds):
+        if self._wakes.keys() - self.hook_chats and not await wait_until(self._idle, seconds):
             log.warning("delivery.flush_timed_out", chats=len(self._wakes))
         self._is_closed = True
         for event in self._wakes.values():
@@ -278,6 +278,8 @@ class Delivery:
         chat, row = await self.store.read_short(_load, chat_id, {*self.reactions.under_way})
         if row is not None and await self.close_previews(chat_id):  # it may have stored its placeholder
             chat, row = await self.store.read_short(_load, chat_id, {*self.reactions.under_way})
+        if chat.platform == "webhook":
+            self.note_hook(chat_id)
         if row is None:
             return None
         if (ended := self._under_way.get(row.id)) is not None:  # a sender of the chat's old id is sending this row

@@ -56,7 +56,7 @@ class NoticeWriter:
             outbox.end_offer(db, conversation.chat_id, "undo", now)
             data = {"chat": conversation.chat.name, "session": event.child.short_key, "layer": event.job.layer}
             counts = {"tokens_before": event.job.tokens_before, "compressions": event.compressions}
-            self.hooks.write(db, "compression", str(event.child.id), {**data, **counts}, now)
+            self.hooks.write(db, "compression", conversation.chat_id, str(event.child.id), {**data, **counts}, now)
         if (sentence := self._sentence(event)) is not None:
             # Send one notice per compression, but only one per turn if several layers failed to compress.
             part = str(event.child.id) if isinstance(event, Compressed) else str(now)

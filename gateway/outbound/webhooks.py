@@ -5,13 +5,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import orjson
+import structlog
 
 from hermes_state import outbox
 from hermes_state.chats import ensure_chat
 from hermes_state.outbox import Reply
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, scalar
 from hermes_state.values import ChatId, ChatKey, ChatKind, Millis
 from platforms.settings import HookEvent, HookSettings
+
+log = structlog.get_logger()
+
+MAX_WAITING = 1_000
+"""Maximum number of unsent events per webhook. Later events are left out until the address accepts some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +28,20 @@ class HookWriter:
     note: Callable[[ChatId], None] = lambda _: None
     """Called with each chat that has an event to deliver, before the transaction ends."""
 
-    def write(self, db: Connection, event: HookEvent, once: str, data: Mapping[str, object], now: Millis) -> None:
-        """Store an event. `once` names the cause of the event, which each webhook gets once."""
+    def write(
+        self, db: Connection, event: HookEvent, source: ChatId, once: str, data: Mapping[str, object], now: Millis
+    ) -> None:
+        """Store an event about the chat `source`. `once` names its cause, which each webhook gets once."""
         at = datetime.fromtimestamp(now / 1_000, UTC).isoformat()
         body = orjson.dumps({"type": event, "timestamp": at, "data": data}).decode()
         for name, hook in self.hooks().items():
             if hook.url is not None and event in hook.events:
-                key = ChatKey(platform="webhook", account="local", chat_ref="webhook", thread_ref=name)
-                chat_id = ensure_chat(db, key, ChatKind.DIRECT, None, now)
-                outbox.enqueue(db, Reply(chat_id=chat_id, markdown=body, dedupe_key=f"hook:{name}:{event}:{once}"), now)
+                chat = ChatKey(platform="webhook", account="local", chat_ref="webhook", thread_ref=name)
+                chat_id = ensure_chat(db, chat, ChatKind.DIRECT, None, now)
+                query = f"SELECT count(*) FROM outbox WHERE chat_id = ? AND {outbox.OPEN}"
+                if scalar(db, int, query, (chat_id,)) >= MAX_WAITING:
+                    log.warning("webhook.full", name=name, left_out=event)
+                    continue
+                key = f"{outbox.HOOK_PREFIX}{source}:{once}:{event}:{name}"
+                outbox.enqueue(db, Reply(chat_id=chat_id, markdown=body, dedupe_key=key), now)
                 self.note(chat_id)

@@ -321,12 +321,12 @@ def _fail_turn(
     _tell_hooks(db, hooks, turn, "failed", sentence, now)
     if error == SpendingCapExceeded.__name__:  # once a day and chat, because each message fails
         data = {"chat": turn.chat.name, "text": sentence}
-        hooks.write(db, "cap.reached", f"{turn.chat_id}:{now // 86_400_000}", data, now)
+        hooks.write(db, "cap.reached", turn.chat_id, str(now // 86_400_000), data, now)
 
 
 def _tell_hooks(db: Connection, hooks: HookWriter, turn: RunningTurn, state: str, text: str, now: Millis) -> None:
     data = {"chat": turn.chat.name, "turn": turn.id, "state": state, "text": both_ends(text, 20_000)}
-    hooks.write(db, "turn.finished", f"turn:{turn.id}", data, now)
+    hooks.write(db, "turn.finished", turn.chat_id, f"turn:{turn.id}", data, now)
 
 
 def _end_sign(db: Connection, turn: RunningTurn, sign: Sign, now: Millis) -> Reply | None:

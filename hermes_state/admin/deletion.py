@@ -206,6 +206,8 @@ def _set_aside(db: Connection, family: Sequence[LineageId], now: Millis) -> None
     aside = scalar(db, ChatId, query, values)
     for lineage_id in family:
         ours = {"chat": aside, "lineage": lineage_id}
+        for turn_id in scalars(db, int, "SELECT id FROM turns WHERE lineage_id = :lineage ORDER BY id", ours):
+            _remove_events(db, source.id, f"turn:{turn_id}:")
         of_turns = "turn_id IN (SELECT id FROM turns WHERE lineage_id = :lineage)"
         db.execute(f"DELETE FROM outbox WHERE {of_turns}", ours)
         db.execute("DELETE FROM tool_grants WHERE lineage_id = :lineage", ours)
@@ -277,7 +279,14 @@ def remove_slice(db: Connection, chat_id: ChatId) -> bool:
     db.execute("DELETE FROM previews WHERE turn_id IN (SELECT id FROM turns WHERE chat_id = ?)", (chat_id,))
     for table in _TABLES:
         db.execute(f"DELETE FROM {table} WHERE chat_id = ?", (chat_id,))
+    _remove_events(db, chat_id)
     return False
+
+
+def _remove_events(db: Connection, chat_id: ChatId, cause: str = "") -> None:
+    """Remove the events of webhooks about a chat, or about one cause in it (see `HookWriter.write`)."""
+    start = f"{outbox.HOOK_PREFIX}{chat_id}:{cause}"
+    db.execute("DELETE FROM outbox WHERE dedupe_key >= ? AND dedupe_key < ?", (start, f"{start}~"))
 
 
 @locks(chat="chat_id")

@@ -465,6 +465,18 @@ async def test_closing_sends_due_replies_and_leaves_the_rest_for_later(serve: Se
         assert await again.replies(2) == ["later", "too late"]
 
 
+async def test_closing_does_not_wait_for_the_address_of_a_webhook(serve: Serve) -> None:
+    async with serve() as gateway:
+        gateway.adapter.troubles.extend([PlatformUnavailable("down")] * 50)
+        await owe(gateway, "event")
+        await eventually(lambda: gateway.adapter.requests, "an attempt")
+        [(chat_id,)] = await gateway.rows("SELECT chat_id FROM outbox")
+        gateway.delivery.note_hook(chat_id)
+        with capture_logs() as said:
+            await asyncio.wait_for(gateway.delivery.flush(60.0), 10)
+        assert "delivery.flush_timed_out" not in [one["event"] for one in said]
+
+
 async def test_closing_waits_for_a_request_in_flight(gateway: TestGateway) -> None:
     gateway.adapter.may_send.clear()
     await owe(gateway, "hello")

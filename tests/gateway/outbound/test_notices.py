@@ -149,7 +149,7 @@ async def test_a_compression_is_an_event_for_webhooks(talk: Talk) -> None:
     silent = {**hook, "events": ["turn.finished"]}
     async with talk(count=24, webhooks={"ops": hook, "turns": silent}) as gateway:
         await gateway.tell("/compress here 2")
-        query = "SELECT payload FROM outbox WHERE dedupe_key LIKE 'hook:%:compression:%' ORDER BY id"
+        query = "SELECT payload FROM outbox WHERE dedupe_key LIKE 'hook:%:compression:ops' ORDER BY id"
         [(payload,)] = await gateway.rows(query)
     event = json.loads(json.loads(payload)["markdown"])
     assert event["type"] == "compression"

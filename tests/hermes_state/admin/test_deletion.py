@@ -1,11 +1,12 @@
 import asyncio
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hermes_state import attachments
+from hermes_state import attachments, outbox
 from hermes_state.admin.deletion import (
     _TABLES,
     DeletionTarget,
@@ -24,6 +25,7 @@ from hermes_state.chats import ensure_chat, find_chat
 from hermes_state.errors import CommandError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.inbox import InboxKind
+from hermes_state.outbox import Reply
 from hermes_state.search.full_text import search
 from hermes_state.sessions import load_active, reset, set_title, start_subagent_session
 from hermes_state.store.sql import Connection, scalars
@@ -58,11 +60,21 @@ def talk(db: Connection, name: str, words: list[str]) -> ChatId:
     return chat
 
 
+def owe_event(db: Connection, source: ChatId, cause: str) -> None:
+    hook = ensure_chat(
+        db, ChatKey(platform="webhook", account="local", chat_ref="webhook"), ChatKind.DIRECT, None, START
+    )
+    key = f"{outbox.HOOK_PREFIX}{source}:{cause}"
+    outbox.enqueue(db, Reply(chat_id=hook, markdown=cause, dedupe_key=key), START)
+
+
 async def test_nothing_of_a_deleted_chat_is_left_but_figures(store: Store, tmp_path: Path) -> None:
     files, forgotten = AttachmentFolder(tmp_path / "files"), list[ChatId]()
     own, shared = keep(files, b"only here", f"{SECRETS[0]}.txt"), keep(files, b"in two chats", "both.txt")
     gone = await store.write(talk, "gone", SECRETS)
     stays = await store.write(talk, "stays", ["marigold", "common", "words"])
+    for chat in (gone, stays):  # events of both chats wait for a webhook
+        await store.write(owe_event, chat, f"turn:1:{SECRETS[7] if chat == gone else 'marigold'}")
     for chat, file in ((gone, own), (gone, shared), (stays, shared)):
         await store.write(attachments.insert, chat, file, START)
     calls = await store.read(lambda db: db.execute("SELECT count(*), sum(input_tokens) FROM model_calls").fetchone())
@@ -83,7 +95,8 @@ async def test_nothing_of_a_deleted_chat_is_left_but_figures(store: Store, tmp_p
     rest = await store.read(lambda db: db.execute("SELECT count(*), sum(input_tokens) FROM model_calls").fetchone())
     assert rest == calls, "the ledger keeps its figures"
     pending = "SELECT payload FROM outbox WHERE state = 'pending'"
-    [(notice,)] = await store.read(lambda db: db.execute(pending).fetchall())
+    [event, notice] = await store.read(lambda db: scalars(db, str, f"{pending} ORDER BY id"))
+    assert "marigold" in event
     assert "deleted 90 seconds ago is now completely removed" in notice
     assert await remove_deleted(store, files.remove, forgotten.append, now) == []
     if not IS_POSTGRES:
@@ -171,6 +184,9 @@ async def test_a_conversation_goes_with_its_sub_agents_and_the_others_stay(store
     target = DeletionTarget(lineage_id=active.lineage_id)
     await store.write(lambda db: db.execute("UPDATE outbox SET state = 'sent', settled_at = 1, payload = ''"))
     assert (await store.read(load_extent, target)).messages == 3
+    turns = await store.read(lambda db: scalars(db, int, "SELECT id FROM turns ORDER BY id"))
+    for turn_id, word in ((turns[0], SECRETS[5]), (turns[-1], "marigold")):
+        await store.write(owe_event, chat, f"turn:{turn_id}:{word}")
     for _ in range(2):  # a second deletion uses the same hidden chat
         await store.write(request, target)
         assert await store.read(load_requests) == [target]
@@ -179,9 +195,8 @@ async def test_a_conversation_goes_with_its_sub_agents_and_the_others_stay(store
     assert (await store.read(load_requests), await store.read(load_hidden_chats)) == ([], [])
     texts = await store.read(lambda db: scalars(db, str, "SELECT text FROM messages ORDER BY id"))
     assert texts == [SECRETS[4], "marigold"]
-    assert await store.read(
-        lambda db: db.execute("SELECT count(*) FROM outbox WHERE state = 'pending'").fetchall()
-    ) == [(0,)], "only a deleted chat is announced"
+    left = await store.read(lambda db: scalars(db, str, "SELECT payload FROM outbox WHERE state = 'pending'"))
+    assert [json.loads(one)["markdown"] for one in left] == [f"turn:{turns[-1]}:marigold"], "no notice, and no event"
     if not IS_POSTGRES:
         assert left_in(tmp_path / "home", SECRETS) == [SECRETS[4]]
 
