@@ -130,7 +130,6 @@ _ID_SHAPES = {
     "telegram": (re.compile(r"[1-9][0-9]{0,15}"), "the id from /whoami, such as telegram:42"),
     "discord": (re.compile(r"[1-9][0-9]{0,19}"), "the id from /whoami, such as discord:80351110224678912"),
     "local": (re.compile(r"[a-z0-9_-]{1,32}"), "the name of a local person, such as local:owner"),
-    "api": (re.compile(r"[a-z0-9_-]{1,32}"), "the name of an API client, such as api:editor"),
 }
 
 

@@ -13,6 +13,7 @@ import msgspec
 from agent.tools.memory import has_parts
 from agent.tools.offers import Policy, ReadyCall, ToolAccess
 from agent.tools.registry import ToolContext, ToolReply, failed
+from hermes_state.admin.pairings import is_client
 from hermes_state.text import printable
 from hermes_state.tools.approvals import AnswererRole, Approval, ApprovalRequest, ApprovalState
 from hermes_state.values import Button, ChatId, ToolCall, UserRef
@@ -51,10 +52,13 @@ class CallPlan:
         elif context.is_subagent:
             reason = "this call needs a person's approval, which a sub-agent cannot ask for: report what should be done"
             self._refuse(one, reason)
-        elif answerer is AnswererRole.ADMIN and not self.admin_chats and not self.access.is_admin(context.started_by):
+        elif answerer is AnswererRole.ADMIN and not self.admin_chats and not self._is_admin(context.started_by):
             self._refuse(one, NO_ADMIN)
         else:
             self.asking.append((one, answerer))
+
+    def _is_admin(self, person: UserRef) -> bool:
+        return self.access.is_admin(person) and not is_client(person)
 
     def _answerer_of(self, one: ReadyCall, policy: Policy) -> AnswererRole | None:
         """Return the role that can approve a call, or None if the call needs no approval."""

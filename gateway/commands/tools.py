@@ -185,8 +185,11 @@ def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequen
             f"a{one.id} (`{one.tool_name}` for {name_with_id(who, one.started_by)})" for one, who in named
         )
         raise CommandError(f"There are {len(pending)} open requests. Please name one of them, or `all`: {names}.")
+    chat = request.chat
     for one in () if is_admin else pending:
-        if one.answerer is AnswererRole.STARTER and one.started_by != person:
+        # Nobody else sees the question of a webhook or a script in a direct chat.
+        is_program = not chat.kind.is_shared and one.started_by.partition(":")[0] != chat.key.platform
+        if one.answerer is AnswererRole.STARTER and one.started_by != person and not is_program:
             raise CommandError("Only the person who started this turn, or an admin, can answer that request.")
         if one.answerer is AnswererRole.MODERATOR and not request.context.access.may_moderate(person):
             raise CommandError("Only an admin or a moderator can answer that request.")

@@ -183,13 +183,18 @@ ORDER BY CASE WHEN c.account IN ({}) THEN 1 ELSE 0 END, coalesce(s.last_human_at
 """
 
 
+def is_client(person: UserRef) -> bool:
+    """Return True for a program that uses the API, which cannot answer a question."""
+    return person.startswith("local:api-")
+
+
 def load_admin_chats(
     db: Connection, named: Collection[UserRef], accounts: Collection[str], failed: Collection[str] = ()
 ) -> list[ChatId]:
     """Load the last used direct chat with these accounts, if possible not `failed`, of `named` and paired admins."""
     admins = {*named, *(ref for ref, role in load_roles(db).items() if role is UserRole.ADMIN)}
     query = _DIRECT_CHAT.format(*(", ".join("?" for _ in some) or "NULL" for some in (accounts, failed)))
-    people = [(ref.partition(":")[0], *accounts, ref, ref, *failed) for ref in sorted(admins)]
+    people = [(ref.partition(":")[0], *accounts, ref, ref, *failed) for ref in sorted(admins) if not is_client(ref)]
     found = [scalar_or_none(db, ChatId, query, person) for person in people]
     return [chat_id for chat_id in found if chat_id is not None]
 

@@ -135,6 +135,10 @@ def test_an_admin_is_asked_in_the_newest_direct_chat_with_a_configured_account(d
     assert load_admin_chats(db, {ANN}, ["telegram", "local"]) == [chats[0]]
     assert load_admin_chats(db, {ANN}, []) == []
     assert load_admin_chats(db, {ANN}, accounts[:2], failed=accounts[1:]) == [chats[0]]
+    program = UserRef("local:api-ci")
+    own = add_chat(db, ChatKey(platform="local", account="local", chat_ref="main", user_ref="api-ci"), ChatKind.LOCAL)
+    exchange(db, own, "hello", "hi")
+    assert load_admin_chats(db, {program}, ["local"]) == [], "a program cannot answer"
     assert load_admin_chats(db, {ANN}, accounts[:1], failed=accounts[:1]) == [chats[0]], "better than nobody"
 
 
