@@ -21,6 +21,9 @@ from gateway.outbound.scripts import send_to_chat
 from hermes_state.errors import CommandError
 from hermes_state.text import printable
 
+MAX_BYTES = 1_000_000
+"""Maximum length of a text from standard input."""
+
 
 def send(
     chat: Annotated[str, typer.Argument(help="Name of a chat, such as telegram:42.")],
@@ -32,7 +35,9 @@ def send(
 
     The text is never a command. If the gateway is not running, the message is sent at its next start.
     """
-    words = sys.stdin.read() if text == "-" else text
+    words = sys.stdin.buffer.read(MAX_BYTES + 1).decode("utf-8", "replace") if text == "-" else text
+    if len(words) > MAX_BYTES:
+        raise CommandError(f"The text is longer than {MAX_BYTES:,} bytes. Send its most important part.")
     args = {"chat": chat, "text": words, "asks": asks}
     stored = ask_or_write("send", args, lambda db, now: send_to_chat(db, chat, words, asks, now))
     when = "now" if stored is None else "when it starts"
@@ -60,7 +65,11 @@ def chat(
 
 def _print_answer(host: str, port: int, token: str, name: str, text: str) -> None:
     body = orjson.dumps({"messages": [{"role": "user", "content": text}], "stream": True})
-    headers = {"Authorization": f"Bearer {token}", "X-Conversation": name, "Content-Type": "application/json"}
+    headers: dict[str, str | bytes] = {
+        "Authorization": f"Bearer {token}",
+        "X-Conversation": name.encode(),
+        "Content-Type": "application/json",
+    }
     with closing(http.client.HTTPConnection(host, port)) as connection:
         try:
             connection.request("POST", "/v1/chat/completions", body, headers)

@@ -217,7 +217,8 @@ class OperatorHandler:
     async def send(self, args: Mapping[str, Any]) -> None:
         """Send `text` to `chat` as the bot, or let the agent answer it there if `asks` is set."""
         given = str(args.get("chat")), str(args.get("text")), bool(args.get("asks"))
-        chat_id = await self.store.write(send_to_chat, *given, self.clock.now())
+        accounts = [*self.loaded().config.bots, "local"]
+        chat_id = await self.store.write(send_to_chat, *given, self.clock.now(), accounts)
         self.delivery.wake(chat_id)
         self.lanes.wake(chat_id, is_new=True)
 

@@ -1,9 +1,10 @@
 """Messages of scripts: a text from the bot to a chat, or a question that the agent answers there."""
 
 import secrets
+from collections.abc import Collection
 
 from hermes_state import inbox, outbox
-from hermes_state.chats import find_chats_named
+from hermes_state.chats import find_chats_named, is_unreachable
 from hermes_state.errors import CommandError
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.outbox import Reply
@@ -19,10 +20,13 @@ SENT_NOTE = "A script sent this message to the chat in your name:\n"
 
 
 @locks(EVERYTHING)
-def send_to_chat(db: Connection, name: str, text: str, asks: bool, now: Millis) -> ChatId:
+def send_to_chat(
+    db: Connection, name: str, text: str, asks: bool, now: Millis, accounts: Collection[str] = ()
+) -> ChatId:
     """Send `text` to the chat called `name` as the bot. If `asks` is set, let the agent answer it there instead.
 
-    Raises `CommandError` if there is no such chat, or no text.
+    Raises `CommandError` if there is no such chat or no text, or if the bot cannot write to the chat. `accounts` are
+    the configured accounts, if they are known.
     """
     chats = find_chats_named(db, name)
     if not text.strip():
@@ -32,6 +36,10 @@ def send_to_chat(db: Connection, name: str, text: str, asks: bool, now: Millis) 
         known = ", ".join(chat.key.name for chat in chats)
         raise CommandError(f"{name} can be {known}: write one of them." if chats else f"There is no chat {name}. {how}")
     [chat] = chats
+    if accounts and chat.key.account not in accounts:
+        raise CommandError(f"No bot is configured for {name}. Add the account {chat.key.account} to the settings.")
+    if is_unreachable(db, chat.id):
+        raise CommandError(f"The bot can no longer write to {name}. A person must write to the bot there first.")
     once = f"script:{secrets.token_hex(16)}"
     row = NewInboxRow(
         platform=chat.key.platform,
