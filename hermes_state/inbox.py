@@ -210,6 +210,11 @@ def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) ->
     return settle_where(db, state, now, "id = ? AND state IN ('new','claimed')", inbox_id) == 1
 
 
+def remove(db: Connection, inbox_id: InboxId) -> None:
+    """Remove a row that the same transaction stored, so that its event can come again."""
+    db.execute("DELETE FROM inbox WHERE id = ?", (inbox_id,))
+
+
 def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *parameters: object) -> int:
     """Settle the rows that match `where`, which must exclude settled rows. Return how many were settled."""
     query = f"UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE {where}"

@@ -4,7 +4,7 @@ import msgspec
 
 from hermes_state.inbox import InboxState
 from hermes_state.store.sql import Connection, scalar_or_none, select_one
-from hermes_state.values import Millis, OutboxId, TurnId, TurnState
+from hermes_state.values import MessageId, Millis, OutboxId, TurnId, TurnState
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +18,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     answer: str
     """Newest text of the model in the turn."""
+    answer_id: MessageId | None
     reply_id: OutboxId | None
     """Outbox row with the reply of a command, or with the sentence about an error."""
     prompt_tokens: int
@@ -35,16 +36,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TOKENS = "(SELECT CAST(coalesce(sum({}), 0) AS BIGINT) FROM model_calls c WHERE c.turn_id = t.id)"
+_REQUESTS = """FROM inbox i JOIN chats h ON h.id = i.chat_id LEFT JOIN turns t ON t.id = i.turn_id
+LEFT JOIN messages a ON a.id = (SELECT m.id FROM messages m
+  WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1)"""
 # Purpose: load the state of a request by its event key.
 _OUTCOME = f"""
 SELECT h.chat_ref AS conversation, i.kind = 'command' AS is_command, i.state AS inbox_state, t.id AS turn_id,
-  t.state AS turn_state, t.error, coalesce((SELECT m.text FROM messages m
-    WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1), '') AS answer,
+  t.state AS turn_state, t.error, coalesce(a.text, '') AS answer, a.id AS answer_id,
   (SELECT o.id FROM outbox o WHERE o.part = 0 AND o.dedupe_key IN ('turn:' || t.id, 'inbox:' || i.id)
     ORDER BY o.id DESC LIMIT 1) AS reply_id,
   {_TOKENS.format("coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0)")}
     AS prompt_tokens, {_TOKENS.format("output_tokens")} AS output_tokens
-FROM inbox i JOIN chats h ON h.id = i.chat_id LEFT JOIN turns t ON t.id = i.turn_id
+{_REQUESTS}
 WHERE i.platform = 'local' AND i.account = 'local' AND i.event_ref = ?
 """
 
@@ -55,7 +58,13 @@ def find_outcome(db: Connection, event_ref: str) -> Outcome | None:
 
 
 def find_repeated(db: Connection, prefix: str, since: Millis) -> str | None:
-    """Return the event key of the newest request since `since` whose key begins with `prefix`."""
-    query = """SELECT event_ref FROM inbox WHERE platform = 'local' AND account = 'local'
-      AND event_ref > ? AND event_ref < ? AND received_at >= ? ORDER BY id DESC LIMIT 1"""
+    """Return the event key of the newest request whose key begins with `prefix` and whose client has no answer yet.
+
+    The request is unfinished, or its turn has ended since `since` and the client has not read the answer.
+    """
+    query = f"""SELECT i.event_ref {_REQUESTS} WHERE i.platform = 'local' AND i.account = 'local'
+      AND i.event_ref > ? AND i.event_ref < ? AND (i.state IN ('new','claimed')
+        OR t.state IN ('running','waiting') OR (t.state = 'finished' AND t.ended_at >= ?
+          AND a.created_at > coalesce((SELECT r.created_at FROM messages r WHERE r.id = h.read_id), 0)))
+    ORDER BY i.id DESC LIMIT 1"""
     return scalar_or_none(db, str, query, (prefix, f"{prefix}~", since))

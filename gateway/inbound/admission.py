@@ -178,6 +178,9 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
         return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
     limit = event.max_waiting
     if limit is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > limit:
+        if message.via is values.InputKind.CLIENT:  # the program is told, and can send the message again
+            inbox.remove(db, inbox_id)
+            return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=False)
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)
         return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=_refuse_full(db, event, chat_id, limit, now))
     turn = find_open_turn(db, chat_id) if event.busy_mode is not None else None

@@ -282,6 +282,8 @@ class GatewayIntake:
         if since is None or (is_stop and await self.store.read(is_busy, admission.key)):
             return False
         log.info("command.refused" if is_command else "message.refused", chat=admission.key.name, sender=who)
+        if message.via is values.InputKind.CLIENT:  # the program is told, because its message is not stored
+            return True
         once = since if message.ticket is None else message.event_ref
         reason = f"{'too-fast' if is_command else 'too-many'}:{admission.key.name}:{who}:{once}"
         seconds = math.ceil((since + MINUTE_MS - message.sent_at) / 1_000)

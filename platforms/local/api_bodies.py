@@ -1,7 +1,7 @@
 """Bodies of requests to the API: the new messages of a client, and the name of its conversation."""
 
 import base64
-import binascii
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,12 +19,16 @@ class ApiError(Exception):
         self.status, self.sentence, self.code = status, sentence, code
 
 
+class TurnFailed(ApiError):
+    """The message is stored, and its turn ended without an answer. A repeated request would get the same error."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMessage:
     role: str
     text: str
-    images: tuple[tuple[str, bytes], ...]
-    """Media type and content of each image."""
+    images: tuple[str, ...]
+    """Data URL of each image (see `read_image`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,24 +104,25 @@ def _message(row: Mapping[str, Any]) -> ClientMessage:
     if role not in ("system", "developer", "user", "assistant") or row.get("tool_calls"):
         raise ApiError(400, _REFUSED.format(_TOOLS, "tools"), "unsupported_parameter")
     content = row.get("content")
-    texts, images = list[str](), list[tuple[str, bytes]]()
+    texts, images = list[str](), list[str]()
     for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
         match part:
             case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
                 texts.append(text)
             case {"type": "image_url", "image_url": {"url": str(address)}}:
-                images.append(_image(address))
+                images.append(address)
             case {"type": "input_image", "image_url": str(address)}:
-                images.append(_image(address))
+                images.append(address)
             case _:
                 kind = str(_block(part).get("type"))[:40]
                 raise ApiError(400, f"This gateway accepts text and images, but no content of the type {kind}.")
     return ClientMessage(role=role, text="\n".join(texts), images=tuple(images))
 
 
-def _image(address: str) -> tuple[str, bytes]:
+def read_image(address: str) -> tuple[str, bytes]:
+    """Return the media type and the content of an image. Raises `ApiError` if it is not in a base64 data URL."""
     head, _, data = address.partition(";base64,")
-    if head.startswith("data:image/"):
-        with suppress(binascii.Error):
-            return head.removeprefix("data:").lower(), base64.b64decode(data, validate=True)
+    if found := re.fullmatch(r"data:(image/[a-z0-9.+-]+)(;.*)?", head.lower()):
+        with suppress(ValueError):  # also for text that is not ASCII
+            return found[1], base64.b64decode(data, validate=True)
     raise ApiError(400, "Send an image as a base64 data URL, because the gateway does not fetch images.")

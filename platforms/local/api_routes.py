@@ -7,36 +7,43 @@ disconnected stays in the chat. A request with the same `Idempotency-Key` gets i
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 import msgspec
+import structlog
 from aiohttp import web
 
 from hermes_state.chats import find_chat
 from hermes_state.errors import StateError
-from hermes_state.inbox import InboxState
 from hermes_state.outside import Outcome, find_outcome, find_repeated
-from hermes_state.text import whole_number
-from hermes_state.values import LOCAL_OWNER, InputKind, Millis
+from hermes_state.text import well_formed, whole_number
+from hermes_state.values import LOCAL_OWNER, ChatKey, InputKind, Millis, TurnState, UserRef
+from hermes_state.web_chats import mark_read
 from platforms.console import WebPerson
-from platforms.local.api_bodies import ApiError, ClientRequest, read_request, text_of
+from platforms.local.api_bodies import ApiError, ClientRequest, TurnFailed, read_image, read_request, text_of
 from platforms.local.api_shapes import MODEL, ChatShape, ResponseShape, error_body
 from platforms.local.chat_routes import ChatRoutes
 from platforms.local.chats import LiveChat
 from platforms.local.entries import EntryKind
 from platforms.local.pages import is_name, named_after
 from platforms.local.requests import Handler, PersonHandler
-from platforms.local.uploads import FormError, SubmittedMessage
+from platforms.local.uploads import MAX_FILES, FormError, SubmittedMessage
 from platforms.text import UNREADABLE, parsed_json
+
+log = structlog.get_logger()
 
 LOOK_SECONDS = 5.0
 """Seconds after which a silent stream sends a comment, which also detects clients that have disconnected."""
-REPEAT_MS = 3_600_000
-"""Time in milliseconds within which a client can repeat a request without a key."""
+REPEAT_MS = 120_000
+"""Time in milliseconds after an answer within which its client can repeat the request without a key."""
+MAX_OPEN = 16
+"""Maximum number of open requests per client, because all clients of an address share its connections."""
 
-_NOT_ACCEPTED = "The message was not accepted, because you have sent too many. Try again in a minute."
+_TOO_MANY_OPEN = f"This token has {MAX_OPEN} open requests. Wait until one of them is answered."
+_FAULT = "The gateway could not process this request. Its log says why."
 _NO_TOKEN = "This token is not valid. Run `hermes-gateway client add NAME` on the gateway's machine to get one."
 _NO_DATABASE = "The gateway cannot use its database right now. Try again in a moment."
 _UNKNOWN = "This address does not exist. Use POST /v1/chat/completions, POST /v1/responses or GET /v1/models."
@@ -45,6 +52,8 @@ _UNKNOWN = "This address does not exist. Use POST /v1/chat/completions, POST /v1
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class ApiRoutes:
     chats: ChatRoutes
+    _open: Counter[UserRef] = field(default_factory=Counter, init=False)
+    """Number of open requests per client."""
 
     def table(self) -> list[web.RouteDef]:
         return [
@@ -60,21 +69,40 @@ class ApiRoutes:
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
+                if any(value != well_formed(value) for value in request.headers.values()):
+                    raise ApiError(400, "A header of this request is not valid UTF-8.")
                 token = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
                 if (client := await self.chats.parts.find_client(token)) is None:
                     raise ApiError(401, _NO_TOKEN, "invalid_api_key")
-                return await handler(request, client)
+                with self._counted(client.ref):
+                    return await handler(request, client)
             except (ApiError, FormError) as error:
-                failure = error_body(error.sentence, error.status, getattr(error, "code", None))
-                # A repeated request would get the same answer, because its message is stored.
-                headers = {"X-Should-Retry": "false", "Cache-Control": "no-store"}
-                return web.json_response(failure, status=error.status, headers=headers)
+                failed = error
             except web.HTTPRequestEntityTooLarge:
-                return web.json_response(error_body("This request is too large.", 413, None), status=413)
+                failed = ApiError(413, "This request is too large.")
             except StateError:
-                return web.json_response(error_body(_NO_DATABASE, 503, None), status=503)
+                failed = ApiError(503, _NO_DATABASE)
+            except ConnectionError:
+                raise  # the client has disconnected
+            except Exception:
+                log.exception("api.failed", path=request.path[:100])
+                failed = ApiError(500, _FAULT)
+            is_final = isinstance(failed, TurnFailed) or (400 <= failed.status < 500 and failed.status != 429)
+            headers = {"Cache-Control": "no-store", **({"X-Should-Retry": "false"} if is_final else {})}
+            failure = error_body(failed.sentence, failed.status, getattr(failed, "code", None))
+            return web.json_response(failure, status=failed.status, headers=headers)
 
         return guarded
+
+    @contextmanager
+    def _counted(self, client: UserRef) -> Iterator[None]:
+        if self._open[client] >= MAX_OPEN:
+            raise ApiError(429, _TOO_MANY_OPEN)
+        self._open[client] += 1
+        try:
+            yield
+        finally:
+            self._open[client] -= 1
 
     async def _refuse(self, request: web.Request, client: WebPerson) -> web.StreamResponse:
         raise ApiError(404, _UNKNOWN)
@@ -85,9 +113,11 @@ class ApiRoutes:
 
     async def _retrieve(self, request: web.Request, client: WebPerson) -> web.StreamResponse:
         name = request.match_info["id"]
-        chat = self.chats.parts.chats[client.chat_key((await self._own(client, name)).conversation)]
-        shape = ResponseShape(id=name, created=0)
-        return await self._whole(shape, chat, _event_ref(client, name))
+        found, shape = await self._own(client, name), ResponseShape(id=name, created=0)
+        if found.turn_state is not TurnState.FINISHED and not found.is_over:
+            return web.json_response(shape.unfinished())
+        chat = self.chats.parts.chats[client.chat_key(found.conversation)]
+        return await self._whole(request, shape, chat, _event_ref(client, name))
 
     async def _own(self, client: WebPerson, response_id: str) -> Outcome:
         """Load a request of this client by the id of its response."""
@@ -109,23 +139,24 @@ class ApiRoutes:
         name = conversation_name(asked.conversation)
         if asked.previous:
             name = (await self._own(client, asked.previous)).conversation
-        chat = parts.chats[client.chat_key(name)]
-        event_ref = await self._event_ref(request, client, chat, raw)
+        key = client.chat_key(name)
+        event_ref = await self._event_ref(request, client, key, raw)
         if await parts.store.read_short(find_outcome, event_ref) is None:
-            await self._accept(asked, client, chat, event_ref)
+            await self._accept(asked, client, key, event_ref)
+        chat = parts.chats[key]
         number, made = event_ref.rpartition(":")[2], ChatShape if is_chat else ResponseShape
         own_id = f"chatcmpl_{number}" if is_chat else f"resp_{number}"
         shape = made(id=own_id, created=parts.clock.now() // 1_000, includes_usage=asked.includes_usage)
         if asked.is_stream:
             return await self._stream(request, shape, chat, event_ref)
-        return await self._whole(shape, chat, event_ref)
+        return await self._whole(request, shape, chat, event_ref)
 
-    async def _event_ref(self, request: web.Request, client: WebPerson, chat: LiveChat, raw: bytes) -> str:
+    async def _event_ref(self, request: web.Request, client: WebPerson, chat: ChatKey, raw: bytes) -> str:
         """Return the event key of a request. A repeated request has the same key.
 
         Without an `Idempotency-Key`, OpenAI's clients only say that they repeat a request.
         """
-        place, key = f"{chat.name}\n".encode(), request.headers.get("Idempotency-Key", "")
+        place, key = f"{chat.chat_ref}\n".encode(), request.headers.get("Idempotency-Key", "")
         start = _event_ref(client, hashlib.sha256(place + (key.encode() or raw)).hexdigest()[:24])
         if key:
             return start
@@ -136,31 +167,39 @@ class ApiRoutes:
                 return known
         return start + secrets.token_hex(8)
 
-    async def _accept(self, asked: ClientRequest, client: WebPerson, chat: LiveChat, event_ref: str) -> None:
+    async def _accept(self, asked: ClientRequest, client: WebPerson, chat: ChatKey, event_ref: str) -> None:
         parts = self.chats.parts
-        known = await parts.store.read_short(find_chat, chat.key)
+        known = await parts.store.read_short(find_chat, chat)
         taken = asked.new_messages(is_new=known is None or known.active_session_id is None)
         text = text_of(taken)
         if len(text) > parts.settings.max_characters:
             raise ApiError(413, f"The new messages are longer than {parts.settings.max_characters:,} characters.")
+        addresses = [address for one in taken for address in one.images]
+        if len(addresses) > MAX_FILES:
+            raise ApiError(413, f"A message can have at most {MAX_FILES} images.")
         message = SubmittedMessage(
             text=text,
             client_id=event_ref.rpartition(":")[2],
             via=InputKind.TYPED if client.ref == LOCAL_OWNER else InputKind.CLIENT,
             edits="",
-            files=tuple([await parts.uploads.keep_image(data, mime) for one in taken for mime, data in one.images]),
+            files=await parts.uploads.keep_images([read_image(address) for address in addresses]),
             event_ref=event_ref,
         )
         await self.chats.accept(chat, client, message)
 
-    async def _states(self, chat: LiveChat, event_ref: str) -> AsyncIterator[Outcome | str]:
-        """Yield the unfinished answer whenever it grows, and finally the outcome. Raises `ApiError` for a failure."""
+    async def _states(self, request: web.Request, chat: LiveChat, event_ref: str) -> AsyncIterator[Outcome | str]:
+        """Yield the unfinished answer whenever it grows, and finally the outcome.
+
+        Raises `ApiError` for a failure, and `ConnectionError` if the client has disconnected.
+        """
         was_over = False
         while not chat.stream.is_closed:
             seen = chat.stream.newest_id
+            if request.transport is None or request.transport.is_closing():
+                raise ConnectionResetError
             found = await self.chats.parts.store.read_short(find_outcome, event_ref)
-            if found is None or found.inbox_state is InboxState.DROPPED:
-                raise ApiError(429, _NOT_ACCEPTED)
+            if found is None:
+                raise TurnFailed(500, "This conversation was deleted.")
             entry = chat.find(f"t-{found.turn_id}") or chat.find(f"k-o{found.reply_id}")
             shown = "" if entry is None else entry.text
             reply = "" if entry is None or entry.kind is EntryKind.PREVIEW else shown
@@ -176,11 +215,22 @@ class ApiRoutes:
                     await chat.stream.changed(seen)
         raise ApiError(503, "The gateway is stopping. Send the request again, with the same Idempotency-Key.")
 
-    async def _whole(self, shape: ChatShape, chat: LiveChat, event_ref: str) -> web.StreamResponse:
-        async for state in self._states(chat, event_ref):
+    async def _whole(
+        self, request: web.Request, shape: ChatShape, chat: LiveChat, event_ref: str
+    ) -> web.StreamResponse:
+        async for state in self._states(request, chat, event_ref):
             if isinstance(state, Outcome):
-                return web.json_response(shape.whole(state))
+                response = web.json_response(shape.whole(state))
+                await response.prepare(request)
+                await response.write_eof()
+                await self._note_read(chat, state)
+                return response
         raise AssertionError("the last state is an outcome")
+
+    async def _note_read(self, chat: LiveChat, outcome: Outcome) -> None:
+        """Store that the client has the answer, because the same text is then a new question."""
+        with suppress(StateError):
+            await self.chats.parts.store.write(mark_read, chat.key, str(outcome.answer_id))
 
     async def _stream(
         self, request: web.Request, shape: ChatShape, chat: LiveChat, event_ref: str
@@ -191,10 +241,12 @@ class ApiRoutes:
             await response.prepare(request)
             await response.write(b"".join(shape.begin()))
             try:
-                async for state in self._states(chat, event_ref):
+                async for state in self._states(request, chat, event_ref):
                     text, outcome = (state, None) if isinstance(state, str) else (state.answer, state)
                     events = [*shape.grow(text), *(() if outcome is None else shape.end(outcome))]
                     await response.write(b"".join(events) or b": waiting\n\n")
+                    if outcome is not None:
+                        await self._note_read(chat, outcome)
             except ApiError as error:
                 await response.write(b"".join(shape.fail(error_body(error.sentence, error.status, error.code))))
             except StateError:
@@ -214,6 +266,6 @@ def conversation_name(text: str) -> str:
 
 def _failure(found: Outcome, reply: str) -> ApiError:
     if found.error == "SpendingCapExceeded":
-        return ApiError(429, reply or "A spending cap is reached.", "insufficient_quota")
+        return TurnFailed(429, reply or "A spending cap is reached.", "insufficient_quota")
     sentence = reply or f"The turn ended without an answer ({found.error or 'the message was withdrawn'})."
-    return ApiError(500, sentence.replace("Send /retry", "Send the message again"))
+    return TurnFailed(500, sentence.replace("Send /retry", "Send the message again"))

@@ -83,17 +83,20 @@ class ResponseShape(ChatShape):
     def whole(self, outcome: Outcome) -> Json:
         details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
         usage = self._usage(outcome, "input", "output") | details
-        return self._response("completed", output=[self._item(self.text or outcome.answer)], usage=usage)
+        return self._response("completed", output=[self._item(outcome.answer)], usage=usage)
+
+    def unfinished(self) -> Json:
+        return self._response("in_progress")
 
     def begin(self) -> Iterator[bytes]:
-        yield self._next("created", response=self._response("in_progress"))
+        yield self._next("created", response=self.unfinished())
         yield self._next("output_item.added", item=self._item(None))
         yield self._next("content_part.added", part=self._part(""))
 
     def end(self, outcome: Outcome) -> Iterator[bytes]:
-        yield self._next("output_text.done", text=self.text, logprobs=[])
-        yield self._next("content_part.done", part=self._part(self.text))
-        yield self._next("output_item.done", item=self._item(self.text))
+        yield self._next("output_text.done", text=outcome.answer, logprobs=[])
+        yield self._next("content_part.done", part=self._part(outcome.answer))
+        yield self._next("output_item.done", item=self._item(outcome.answer))
         yield self._next("completed", response=self.whole(outcome))
 
     def fail(self, error: Json) -> Iterator[bytes]:

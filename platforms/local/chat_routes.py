@@ -12,9 +12,10 @@ import structlog
 from aiohttp import web
 
 from hermes_state.errors import StateError
+from hermes_state.inbox import is_stored
 from hermes_state.ratings import load_rating
 from hermes_state.text import whole_number
-from hermes_state.values import ReactionEvent, SentFile
+from hermes_state.values import ChatKey, ReactionEvent, SentFile
 from hermes_state.web_chats import ListedChat, load_listed, load_read_until, mark_read
 from platforms.console import Values, WebPerson
 from platforms.local.chats import LiveChat, encode, show_progress
@@ -27,6 +28,7 @@ from platforms.local.uploads import FormError, SubmittedMessage, read_form
 
 log = structlog.get_logger()
 
+_NOT_STORED = "The message was not accepted, because you have sent too many. Try again in a minute."
 _NOT_EDITABLE = (
     "This message can no longer be edited, because it is being answered, was compressed, or is not your newest message."
 )
@@ -142,7 +144,7 @@ class ChatRoutes:
         except OSError as error:
             log.warning("local.upload_failed", error=type(error).__name__)
             raise FormError(507, "The file could not be stored. The disk may be full.") from error
-        entry = await self.accept(chat, person, submitted)
+        entry = await self.accept(chat.key, person, submitted)
         fragment = self.parts.pages.fragment
         return html(fragment("upsert", chat.name, [entry], None) + fragment("complaint", ""))
 
@@ -170,19 +172,22 @@ class ChatRoutes:
         names = [name for name in self.parts.intake.suggestions(question) if name != "default"]
         return web.json_response(names, headers={"Cache-Control": "no-store"})
 
-    async def accept(self, chat: LiveChat, person: WebPerson, submitted: SubmittedMessage) -> Entry:
+    async def accept(self, key: ChatKey, person: WebPerson, submitted: SubmittedMessage) -> Entry:
         """Store a message before it is shown on every open page. Return its entry."""
-        message = self.parts.command(person, chat.key, submitted.text, submitted.client_id)
+        message = self.parts.command(person, key, submitted.text, submitted.client_id)
         event_ref = submitted.event_ref or message.event_ref
         message = replace(message, via=submitted.via, attachments=submitted.files, event_ref=event_ref)
         ref = message.message_ref
         try:
-            if submitted.edits and chat.find(ref) is None:
-                await self._undo(chat, person, submitted)
+            if submitted.edits and (edited := self.parts.chats[key]).find(ref) is None:
+                await self._undo(edited, person, submitted)
             await self.parts.intake.accept(message)
+            if submitted.event_ref and not await self.parts.store.read_short(is_stored, message):
+                raise FormError(429, _NOT_STORED)
         except (StateError, FormError):
             self.parts.uploads.drop(submitted.files)
             raise
+        chat = self.parts.chats[key]
         if known := chat.find(ref):
             return known
         entry = Entry(

@@ -87,9 +87,18 @@ class UploadStore:
         kind = kind_of(mime, AttachmentKind.DOCUMENT if is_document else AttachmentKind.OTHER)
         return IncomingAttachment(kind=kind, file_ref=ref, name=name, mime=mime, size_bytes=size)
 
-    async def keep_image(self, content: bytes, mime: str) -> IncomingAttachment:
-        """Write an image. Raises like `keep`."""
+    async def keep_images(self, images: Sequence[tuple[str, bytes]]) -> tuple[IncomingAttachment, ...]:
+        """Write images, which are media types and contents. Raises like `keep`, and then keeps none of them."""
+        kept = list[IncomingAttachment]()
+        try:
+            for mime, content in images:
+                kept.append(await self._keep_image(content, mime))
+        except BaseException:
+            self.drop(kept)
+            raise
+        return tuple(kept)
 
+    async def _keep_image(self, content: bytes, mime: str) -> IncomingAttachment:
         async def whole() -> AsyncIterator[bytes]:
             yield content
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import aiohttp
 import structlog
@@ -49,15 +50,22 @@ def signature(secret: str, ident: str, seconds: str, body: bytes) -> str:
 
 
 def checked_id(secret: str, headers: Mapping[str, str], body: bytes, now: Millis) -> str | None:
-    """Return what identifies a signed request, or None if its signature or its time is wrong."""
-    if (given := headers.get("X-Hub-Signature-256")) is not None:
+    """Return what identifies a signed request, or None if its signature or its time is wrong.
+
+    GitHub signs a JSON object, and Standard Webhooks signs an id, a time and a body. An id that begins with a brace is
+    refused, so a recorded request of one kind is never a request of the other kind.
+    """
+    names = ("X-Hub-Signature-256", "webhook-id", "webhook-timestamp", "webhook-signature")
+    given, ident, at, signed = (headers.get(name, "") for name in names)
+    if not f"{given}{ident}{at}{signed}".isascii():
+        return None
+    if given:
         right = f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
-        return right if hmac.compare_digest(given.encode(), right.encode()) else None
-    ident, at, signed = (headers.get(f"webhook-{name}", "") for name in ("id", "timestamp", "signature"))
+        return right if hmac.compare_digest(given, right) and body.lstrip().startswith(b"{") else None
     own = signature(secret, ident, at, body).encode()
     is_signed = any(hmac.compare_digest(one.encode(), own) for one in signed.split())
     is_timely = abs(now - 1_000 * (whole_number(at) or 0)) <= TOLERANCE_MS
-    return ident if ident and is_signed and is_timely else None
+    return ident if ident and not ident.lstrip().startswith("{") and is_signed and is_timely else None
 
 
 @dataclass(eq=False, slots=True)
@@ -104,6 +112,8 @@ class HookRoutes:
         if await self.parts.store.read_short(is_stored, message):
             return _said(409, "This request was received before.")
         await self.parts.intake.accept(message)
+        if not await self.parts.store.read_short(is_stored, message):
+            return _said(429, "There are too many messages. Send the request again in a minute.", {"Retry-After": "60"})
         return _said(202, "Accepted.")
 
 
@@ -124,8 +134,8 @@ def filled(template: str, body: bytes) -> str:
     return both_ends(text.replace("\x00", ""), 20_000)
 
 
-def _said(status: int, sentence: str) -> web.Response:
-    return web.json_response({"message": sentence}, status=status)
+def _said(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.json_response({"message": sentence}, status=status, headers=headers)
 
 
 async def send_event(
@@ -135,9 +145,10 @@ async def send_event(
     hook = hooks().get(request.chat.thread_ref)
     if hook is None or hook.url is None:
         raise MessageRejected("this webhook is no longer configured")
-    if now - (request.first_tried_at or now) > GIVE_UP_MS:
-        raise MessageRejected("the address did not accept this event within 24 hours")
     ident, seconds, body = f"msg_{request.key}", str(now // 1_000), request.part.plain.encode()
+    stored_at = datetime.fromisoformat(parsed_json(body)["timestamp"])
+    if now - 1_000 * stored_at.timestamp() > GIVE_UP_MS:
+        raise MessageRejected("the address did not accept this event within 24 hours")
     signed = signature(str(plain(hook.secret)), ident, seconds, body)
     headers = {"webhook-id": ident, "webhook-timestamp": seconds, "webhook-signature": signed}
     session = aiohttp.ClientSession(
@@ -147,6 +158,8 @@ async def send_event(
     )
     try:
         async with session, session.post(hook.url, data=body, allow_redirects=False) as answer:
+            if answer.status == 410:
+                raise MessageRejected("the webhook's address no longer exists (status 410)")
             if answer.status >= 300:
                 raise PlatformUnavailable(f"the webhook's address answered with status {answer.status}")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:

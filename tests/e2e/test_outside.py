@@ -191,11 +191,70 @@ async def test_an_answer_survives_its_client_and_a_kill(outside: Outside) -> Non
     await outside.world.hold(match="again", text="once", times=2)
     asking = asyncio.create_task(say(client.with_options(max_retries=9), "again"))
     await outside.world.until(lambda: outside.world.query("SELECT count(*) FROM inbox")[0][0] == 2)
-    await outside.world.gateway.kill()
+    await outside.world.gateway.stop()
     await outside.world.release()
     await outside.start()
     assert await asking == "once"
     assert outside.world.query("SELECT count(*) FROM inbox") == [(2,)], "no message is answered twice"
+    # The same text is a new question if the client has the answer, even if it must be sent several times.
+    newest = "SELECT (SELECT max(id) FROM messages) = (SELECT max(read_id) FROM chats)"
+    await outside.world.until(lambda: outside.world.query(newest)[0][0])
+    await outside.world.gateway.kill()
+    asking = asyncio.create_task(say(client.with_options(max_retries=9), "again"))
+    await outside.start()
+    assert await asking
+    assert outside.world.query("SELECT count(*) FROM inbox") == [(3,)]
+
+
+async def test_requests_of_programs_are_approved_by_a_person_who_sees_them(world: World) -> None:
+    """Telegram user 42 is a user, and nobody who could answer for an admin can be reached."""
+    hook = f'webhooks: {{plain: {{secret: {SECRET}, chat: "telegram:42"}}}}'
+    world.configure(f"{hook}\ntools: {{approval: {{writes: ask}}}}\n")
+    world.gateway.environ |= world.web_chat()
+    async with AsyncExitStack() as stack:
+        outside = Outside(world, stack)
+        await outside.start()
+        await world.ask("hello", "hello")
+        await world.script_call("write it", "write_file", path="a.txt", content="x")
+        body = b"write it"
+        assert await post(outside, "plain", body, signed(SECRET, "m1", int(time.time()), body)) == 202
+        assert await world.replies(1, match="May I use")
+        await world.say("/approve")
+        await world.until(lambda: world.query("SELECT count(*) FROM turns WHERE state = 'finished'") == [(2,)])
+        assert world.query("SELECT state, decided_by FROM approvals") == [("approved", "telegram:42")]
+        _, said = await world.command_line("client", "add", "ci", "--admin")
+        client = await outside.signed_in(re.findall(r"^hgw_\S+$", said, re.MULTILINE)[0])
+        await say(client, "write it")
+        assert world.query("SELECT count(*) FROM approvals") == [(1,)], "nobody would see the question"
+
+
+async def test_one_program_cannot_use_up_what_all_share(outside: Outside) -> None:
+    client, other = await outside.client("editor"), await outside.client("other")
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+    for pictures, status in (([picture] * 11, 413), ([picture, {"type": "image_url", "image_url": {"url": "x"}}], 400)):
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": pictures}])
+        assert refused.value.status_code == status
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(outside.url.rpartition(":")[2]))
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer hgw_\xff\r\n\r\n")
+    answer = (await reader.readuntil(b"}}")).decode()
+    writer.close()
+    assert answer.startswith("HTTP/1.1 400")
+    assert "invalid_request_error" in answer
+    assert "Traceback" not in outside.world.gateway.log_text()
+
+    await outside.world.hold(match="slow", text="done", times=1)
+    first = asyncio.create_task(say(client, "slow", extra_headers={"Idempotency-Key": "k"}))
+    await outside.world.until(lambda: outside.world.query("SELECT count(*) FROM inbox") == [(1,)])
+    key = outside.world.query("SELECT event_ref FROM inbox")[0][0].rpartition(":")[2]
+    assert (await client.responses.retrieve(f"resp_{key}")).status == "in_progress", "it does not wait"
+    same = [asyncio.create_task(say(client, "slow", extra_headers={"Idempotency-Key": "k"})) for _ in range(16)]
+    [refusal], _ = await asyncio.wait(same, return_when=asyncio.FIRST_COMPLETED)
+    assert isinstance(refusal.exception(), openai.RateLimitError), "16 requests are open"
+    assert "hi" in await say(other, "hi")
+    await outside.world.release()
+    answers = await asyncio.gather(first, *same, return_exceptions=True)
+    assert [answer for answer in answers if isinstance(answer, str)] == ["done"] * 16
 
 
 async def test_a_client_sees_its_own_chats_and_nothing_else(outside: Outside) -> None:
@@ -244,7 +303,7 @@ async def test_signed_webhooks_become_messages_and_others_leave_no_trace(world: 
   lost: {{secret: {SECRET}, chat: "telegram:77"}}
 """
     )
-    world.gateway.environ |= world.web_chat()
+    world.gateway.environ |= {**world.web_chat(), "HERMES_SESSIONS__MESSAGES_PER_MINUTE": "2"}
     async with AsyncExitStack() as stack:
         outside = Outside(world, stack)
         await outside.start()
@@ -270,12 +329,15 @@ async def test_signed_webhooks_become_messages_and_others_leave_no_trace(world: 
         assert await post(outside, "plain", b"disk full", signed(SECRET, "m1", now, b"disk full")) == 202
         assert await post(outside, "plain", b"disk full", signed(SECRET, "m1", now, b"disk full")) == 409
         assert await post(outside, "lost", body, signed(SECRET, "m3", now, body)) == 503
-        await world.replies(3)
-        prompts = [prompt_of(row)[-1].text for row in await world.asked(3)]
+        assert await post(outside, "plain", b"two", signed(SECRET, "m4", now, b"two")) == 202
+        codes = [await post(outside, "plain", b"three", signed(SECRET, "m5", now, b"three")) for _ in range(2)]
+        assert codes == [429, 429], "it is not stored, and can be sent again"
+        assert len(await world.replies(4)) == 4, "a person gets no refusal of another service's message"
+        prompts = [prompt_of(row)[-1].text for row in await world.asked(4)]
         assert "/stop: It burns by ann" in prompts[1], "a webhook sends no command"
         assert "<quoted_message" in prompts[1], "its text is untrusted"
         assert "disk full" in prompts[2]
-        assert world.query("SELECT count(*) FROM turns WHERE started_by LIKE 'hook:%'") == [(2,)]
+        assert world.query("SELECT count(*) FROM turns WHERE started_by LIKE 'hook:%'") == [(3,)]
 
 
 PRICES = '{"*": {"input": 1000, "output": 1000}}'
@@ -330,7 +392,7 @@ async def test_scripts_send_and_the_terminal_talks(outside: Outside) -> None:
     assert (code, "There is no chat telegram:99" in said) == (1, True), said
     await world.script(match="spoken", text="in the terminal", chunk_chars=3, chunk_delay=0.1)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "chat"),
+        *(sys.executable, "-m", "gateway", "chat", "работа"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=world.gateway.environ,
@@ -342,3 +404,8 @@ async def test_scripts_send_and_the_terminal_talks(outside: Outside) -> None:
     assert "in the terminal" in shown.decode()
     assert "local:owner" in shown.decode()
     assert process.returncode == 0
+    await world.tg.post("chat", {"chat_id": 42, "blocked": "blocked"})
+    assert (await world.command_line("send", "telegram:42", "hi"))[0] == 0
+    await world.until(lambda: bool(world.query("SELECT 1 FROM chats WHERE unreachable_since > 0")))
+    code, said = await world.command_line("send", "telegram:42", "hi")
+    assert (code, "can no longer write to telegram:42" in said) == (1, True), said
