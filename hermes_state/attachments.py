@@ -84,13 +84,6 @@ def load_surplus(db: Connection, max_bytes: int) -> list[str]:
     return scalars(db, str, query, (max_bytes,))
 
 
-def load_orphans(db: Connection, chat_id: ChatId) -> list[str]:
-    """Return the paths of files that belong to this chat and to no other chat."""
-    query = """SELECT DISTINCT a.path FROM attachments a WHERE a.chat_id = ?
-    AND NOT EXISTS (SELECT 1 FROM attachments b WHERE b.sha256 = a.sha256 AND b.chat_id <> a.chat_id)"""
-    return scalars(db, str, query, (chat_id,))
-
-
 @locks(EVERYTHING)
 def forget(db: Connection, paths: list[str]) -> None:
     """Delete the rows of removed files, but not the messages to which the files belong."""

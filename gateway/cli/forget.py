@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +64,7 @@ def find_words(home: Path, words: Sequence[str]) -> tuple[list[str], int]:
         if not path.is_file() or path.is_symlink():
             continue
         count, tail = count + 1, b""
-        with path.open("rb") as file:
+        with suppress(FileNotFoundError), path.open("rb") as file:  # the gateway may remove a file at any time
             while block := file.read(1 << 20):
                 if any(pattern in tail + block for pattern in patterns):
                     found.append(str(path.relative_to(home)))

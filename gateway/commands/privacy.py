@@ -5,7 +5,8 @@ from functools import partial
 import orjson
 
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
-from gateway.operator.forgetting import describe, find_target, stays
+from gateway.operator.forgetting import describe, find_target, full_name, refuse_busy, stays, title_of
+from gateway.operator.lookups import LOOKUP_SECONDS
 from gateway.times import format_time
 from hermes_state import attachments, outbox
 from hermes_state.admin import audit, deletion
@@ -30,8 +31,9 @@ async def forget(request: CommandRequest) -> CommandResult:
     words = request.argument.split()
     is_sure = words[-1:] == ["yes"]
     words = words[:-1] if is_sure else words
-    target = await request.context.store.read(find_target, words)
-    return await _ask_or_request(request, target, f"/forget {' '.join(words)}", is_sure=is_sure)
+    store = request.context.store
+    target = await store.read(find_target, words)
+    return await _ask_or_request(request, target, f"/forget {await store.read(full_name, target)}", is_sure=is_sure)
 
 
 async def privacy(request: CommandRequest) -> CommandResult:
@@ -54,11 +56,10 @@ async def _ask_or_request(
     request: CommandRequest, target: DeletionTarget, command: str, *, is_sure: bool
 ) -> CommandResult:
     store = request.context.store
-    if await store.read(deletion.is_busy, target, only_turns=True):
-        raise CommandError("An answer is being written there. Stop it or wait for it, then try again.")
+    await store.read(refuse_busy, target)
     if not is_sure:
-        extent = await store.read(deletion.load_extent, target)
-        text = "\n".join([describe(extent), *stays(target, extent)])
+        extent = await store.read_within(LOOKUP_SECONDS, deletion.load_extent, target)
+        text = "\n".join([*await store.read(title_of, target), describe(extent), *stays(target, extent)])
         return say(text, Button(label="Delete", command=f"{command} yes"))
     return CommandResult(apply=partial(_request, request, target, command))
 
@@ -75,7 +76,7 @@ def _request(
 
 
 async def _shown(request: CommandRequest, target: DeletionTarget) -> tuple[str, *tuple[Button, ...]]:
-    extent = await request.context.store.read(deletion.load_extent, target)
+    extent = await request.context.store.read_within(LOOKUP_SECONDS, deletion.load_extent, target)
     since = f", the oldest from {format_time(extent.oldest_at, request.zone)}" if extent.oldest_at is not None else ""
     own, spoken = counted(extent.messages, "message"), counted(extent.spoken, "message")
     others = f"{counted(extent.files, 'file')} and {counted(extent.schedules, 'schedule')}"

@@ -53,12 +53,12 @@ from gateway.turns.previews import PreviewMaker
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.voice import TranscriptionHandler, VoiceRecorder, speech_client, transcription_client
-from hermes_state.admin.deletion import DeletionTarget
+from hermes_state.aio import cancel_all
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.seats import KEEPER, HintKind, account_lock
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, Clock, InboxId, LineageId, SystemClock, TurnId, UserRef
+from hermes_state.values import ChatId, Clock, InboxId, LineageId, SessionId, SystemClock, TurnId, UserRef
 from platforms.base import Intake, PlatformAdapter
 
 
@@ -178,12 +178,17 @@ class Parts:
         self.approval_timer.wake()
         await self.background.stop("access was revoked", lambda it: not has_access(it.started_by))
 
-    async def _end_deleted(self, target: DeletionTarget, ended: Sequence[LineageId]) -> None:
-        """End the compressions of deleted conversations, and the access of a deleted person."""
-        for lineage_id in ended:
-            for runtime in (self.runtime, *self.runtime.named.values()):
-                await runtime.agent.context.pending.drop(lineage_id)
-        if target.person is not None:
+    async def _end_deleted(
+        self, chats: Sequence[ChatId], sessions: Mapping[SessionId, LineageId], people: Sequence[UserRef]
+    ) -> None:
+        """End the compressions, notes and commands of deleted chats, and the access of deleted people."""
+        await self.background.stop("the chat was deleted", lambda it: it.chat_id in chats)
+        for runtime in (self.runtime, *self.runtime.named.values()):
+            pending = runtime.agent.context.pending
+            for lineage_id in {*sessions.values()}:
+                await pending.drop(lineage_id)
+            await cancel_all([task for one, task in list(pending.notes.items()) if one in sessions])
+        if people:
             await self.access.load()
 
     async def _retire(self) -> None:

@@ -5,6 +5,7 @@
 
 import asyncio
 import itertools
+import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,18 +20,19 @@ from gateway.config import LoadedConfig
 from gateway.operator.lookups import Row, find_place, look_up
 from gateway.times import format_time
 from hermes_state.admin import deletion, retention
-from hermes_state.admin.deletion import DeletionReport, DeletionTarget
+from hermes_state.admin.deletion import DeletionReport, DeletionTarget, FileCopy
 from hermes_state.admin.pairings import find_name
+from hermes_state.chats import load_chat, load_label
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError, StoreUnavailable, ToolError
-from hermes_state.files.folder import AttachmentFolder, stored_file
+from hermes_state.files.folder import AttachmentFolder, states_of, stored_file
 from hermes_state.redaction import Redactor
 from hermes_state.sessions import load_tip
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.text import counted
-from hermes_state.values import ChatId, Clock, LineageId, Millis, UserRef
+from hermes_state.text import counted, shortened
+from hermes_state.values import ChatId, Clock, LineageId, Millis, SessionId, UserRef
 
 log = structlog.get_logger()
 
@@ -47,8 +49,10 @@ class Forgetter:
     files: AttachmentFolder
     clock: Clock
     loaded: Callable[[], LoadedConfig]
-    on_begun: Callable[[DeletionTarget, Sequence[LineageId]], Awaitable[None]] | None = None
-    """Called after chats and conversations have been hidden, with the conversations that were in use."""
+    on_begun: Callable[[Sequence[ChatId], Mapping[SessionId, LineageId], Sequence[UserRef]], Awaitable[None]] | None = (
+        None
+    )
+    """Called after chats and conversations have been hidden, to end what still works on them."""
     deliver: Callable[[ChatId], object] = lambda _: None
     _running: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -57,16 +61,22 @@ class Forgetter:
         async with self._running:
             people, waits = list[UserRef](), False
             for target in await self.store.read(deletion.load_requests):
-                if (ended := await self.store.write(deletion.begin, target, self.clock.now())) is None:
+                now, archived = self.clock.now(), await self.store.read(deletion.load_archived, target)
+                # Ask before the write, because the write locks all chats.
+                if await self.store.read(deletion.must_wait, target, now):
                     waits = True
                     continue
-                if self.on_begun is not None:
-                    await self.on_begun(target, ended)
-                people += [target.person] if target.person is not None else []
+                await asyncio.to_thread(self._forget_archive, archived)
+                if await self.store.write(deletion.begin, target, now) is None:
+                    waits = True
+                elif target.person is not None:
+                    people.append(target.person)
+            if self.on_begun is not None:
+                await self.on_begun(*await self.store.read(deletion.load_hidden_rows), people)
             try:
                 await asyncio.to_thread(self._forget_notes_about, people)
                 told = await deletion.remove_deleted(
-                    self.store, self._remove_files, self._forget_folders, self.clock.now, people
+                    self.store, self.files.remove, self._forget_folders, self.clock.now, people, self._remove_copies
                 )
             except OSError as error:
                 raise StoreUnavailable(f"the files of a deleted chat cannot be removed: {error}") from error
@@ -74,25 +84,35 @@ class Forgetter:
                 self.deliver(chat_id)
         return RETRY_SECONDS if waits else None
 
-    def _remove_files(self, paths: list[str]) -> None:
-        """Remove attachments, and the copies in workspaces that the gateway made of received files."""
-        digests, home = {Path(path).name for path in paths}, self.loaded().home
-        for owner in (home, *home.glob("agents/*")) if paths else ():
-            for file in owner.glob("workspaces/*/inbox/*"):
-                if file.is_file() and not file.is_symlink() and stored_file(file, file.name, None).sha256 in digests:
-                    file.unlink(missing_ok=True)
-        self.files.remove(paths)
+    def _homes(self) -> list[Path]:
+        """Return the folder of the gateway's state and those of its other agents."""
+        home = self.loaded().home
+        return [home, *home.glob("agents/*")]
+
+    def _remove_copies(self, files: Sequence[FileCopy]) -> None:
+        """Remove the copies that the gateway made of received files in the workspaces of their chats."""
+        for home, chat_id in itertools.product(self._homes(), {file.chat_id for file in files}):
+            ours = [file for file in files if file.chat_id == chat_id]
+            digests, sizes = {Path(file.path).name for file in ours}, {file.size_bytes for file in ours}
+            for copy, state in states_of(home.glob(f"workspaces/{chat_id}/inbox/*")):
+                if state.st_size not in sizes or copy.is_symlink() or not copy.is_file():
+                    continue
+                if stored_file(copy, copy.name, None).sha256 in digests:
+                    copy.unlink(missing_ok=True)
 
     def _forget_folders(self, chat_id: ChatId) -> None:
-        home = self.loaded().home
-        for owner in (home, *home.glob("agents/*")):
-            for name in ("memory", "workspaces", "archive"):
-                shutil.rmtree(owner / name / str(chat_id), ignore_errors=True)
+        for home, name in itertools.product(self._homes(), ("memory", "workspaces", "archive")):
+            if (folder := home / name / str(chat_id)).is_dir():
+                _remove_folder(folder)
+
+    def _forget_archive(self, keys: Mapping[str, ChatId]) -> None:
+        for key, chat_id in keys.items():
+            for file in self.loaded().home.glob(f"archive/{chat_id}/{key}.*"):
+                file.unlink(missing_ok=True)
 
     def _forget_notes_about(self, people: Sequence[UserRef]) -> None:
         """Remove the sections about people from the notes of shared chats. Logs files that cannot be changed."""
-        home = self.loaded().home
-        for folder in (home / "memory", *home.glob("agents/*/memory")):
+        for folder in (home / "memory" for home in self._homes()):
             notes = MemoryDirectory(path=folder)
             for file, person in itertools.product(folder.glob("[0-9]*/USER.md"), people):
                 try:
@@ -107,15 +127,15 @@ class Forgetter:
         """Describe what would be deleted or, if `is_confirmed`, delete it and return words that must be gone."""
         is_confirmed = bool(args.get("is_confirmed"))
         if args.get("is_old"):
-            old = await self.retire() if is_confirmed else await self.load_old()
+            old = await self.retire(erases=True) if is_confirmed else await self.load_old()
             done = "archived and deleted" if is_confirmed else "old enough to be archived and deleted"
             return {"conversations": len(old), "lines": [f"{counted(len(old), 'conversation')} {done}."]}
         target = await self.store.read(find_target, [*map(str, args.get("words", ()))])
-        if await self.store.read(deletion.is_busy, target, only_turns=True):
-            raise CommandError("An answer is being written there. Stop it or wait for it, then try again.")
-        extent = await self.store.read(deletion.load_extent, target)
+        await self.store.read(refuse_busy, target)
         if not is_confirmed:
-            return {"lines": [describe(extent), *stays(target, extent)]}
+            extent = await self.store.read(deletion.load_extent, target)
+            title = await self.store.read(title_of, target)
+            return {"lines": [*title, describe(extent), *stays(target, extent)]}
         sample = await self.store.read(deletion.load_sample, target)
         await self.store.write(deletion.request, target)
         await self.run()
@@ -135,18 +155,23 @@ class Forgetter:
         most = None if settings.max_gb is None else int(settings.max_gb * 1e9)
         return await self.store.read(retention.load_old, before, most, OLD_CONVERSATIONS)
 
-    async def retire(self) -> list[LineageId]:
-        """Archive old conversations and delete them."""
-        for lineage_id in (old := await self.load_old()):
+    async def retire(self, *, erases: bool = False) -> list[LineageId]:
+        """Archive old conversations and delete them. Their words leave the file within a day, or now if `erases`."""
+        done = list[LineageId]()
+        for lineage_id in await self.load_old():
             try:
-                await self._archive(lineage_id)
+                if (newest := await self.store.read(deletion.load_newest, lineage_id)) is not None:
+                    await self._archive(lineage_id)
+                    await self.store.write(deletion.request, DeletionTarget(lineage_id=lineage_id), newest)
+                    done.append(lineage_id)
             except OSError as error:
-                raise StoreUnavailable(f"an old conversation cannot be archived: {error}") from error
-            await self.store.write(deletion.request, DeletionTarget(lineage_id=lineage_id))
-        if old:
+                log.error("conversation.not_archived", lineage_id=lineage_id, error=str(error))
+        if done:
+            if erases:
+                await self.store.write(deletion.order_erasure, self.clock.now())
             await self.run()
-            log.info("conversations.archived", count=len(old))
-        return old
+            log.info("conversations.archived", count=len(done))
+        return done
 
     async def _archive(self, lineage_id: LineageId) -> None:
         """Write a conversation, without secrets, and its files to the archive folder. A repetition replaces them."""
@@ -157,18 +182,21 @@ class Forgetter:
         with unfinished.open("wb") as file:
             async for row in self.load_rows(tip.key):
                 for one in row.get("files", ()):
-                    name = f"{one['attachment_id']}-{Path(one['name']).name}"
-                    await asyncio.to_thread(self._copy, one["path"], folder / name)
+                    name = (
+                        Path(one["name"]).name.encode()[-150:].decode(errors="ignore")
+                    )  # names have at most 255 bytes
+                    target = folder / f"{tip.key}.{one['attachment_id']}-{name}"
+                    await asyncio.to_thread(self._copy, one["path"], target, unfinished.with_suffix(".file.part"))
                 await asyncio.to_thread(file.write, orjson.dumps(row) + b"\n")
-        await asyncio.to_thread(flush, unfinished)
-        unfinished.replace(folder / f"{tip.key}.jsonl")
-        await asyncio.to_thread(flush, folder)
+        await asyncio.to_thread(_put, unfinished, folder / f"{tip.key}.jsonl")
 
-    def _copy(self, path: str, target: Path) -> None:
+    def _copy(self, path: str, target: Path, unfinished: Path) -> None:
         try:
-            target.write_bytes(self.files.read(path))
+            unfinished.write_bytes(self.files.read(path))
         except FileNotFoundError:
             log.warning("archive.file_missing", file=target.name)  # removed earlier because of its size or age
+        else:
+            _put(unfinished, target)
 
     async def load_rows(self, place: str) -> AsyncIterator[Row]:
         """Yield the conversations of a chat or a session, each followed by its messages, without secrets."""
@@ -183,6 +211,26 @@ class Forgetter:
                     after = rows[-1]["id"]
 
 
+def _put(unfinished: Path, target: Path) -> None:
+    """Give a complete file its name, so that it survives a power failure."""
+    flush(unfinished)
+    unfinished.replace(target)
+    flush(target.parent)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder, even if folders in it are write-protected. Raises `OSError` if that fails."""
+    try:
+        shutil.rmtree(folder)
+    except PermissionError:
+        folder.chmod(0o700)
+        for path, names, _ in os.walk(folder):
+            for inner in (Path(path, name) for name in names):
+                if not inner.is_symlink():
+                    inner.chmod(0o700)
+        shutil.rmtree(folder)
+
+
 def find_target(db: Connection, words: Sequence[str]) -> DeletionTarget:
     """Return the chat, conversation or person that the words name. Raises `CommandError` if there is none."""
     match words:
@@ -194,10 +242,41 @@ def find_target(db: Connection, words: Sequence[str]) -> DeletionTarget:
             return target
         case [name]:
             place = find_place(db, name)
+            if place.message_id is not None:
+                raise CommandError(f"“{name}” is a message. Name its chat, or the id of its session.")
             if place.session is None:
                 return DeletionTarget(chat_id=place.chat_id)
             return DeletionTarget(lineage_id=place.session.lineage_id)
     raise CommandError("Name a chat (`telegram:42`), a session's id, or a person (`person telegram:42`).")
+
+
+def full_name(db: Connection, target: DeletionTarget) -> str:
+    """Return the words that name exactly this target."""
+    if target.person is not None:
+        return f"person {target.person}"
+    if target.lineage_id is not None:
+        return load_tip(db, target.lineage_id).key
+    assert target.chat_id is not None
+    return load_chat(db, target.chat_id).key.name
+
+
+def title_of(db: Connection, target: DeletionTarget) -> list[str]:
+    """Return a line with the full name of a chat or conversation, the chat's title, and the number of its threads.
+
+    The list is empty for a person.
+    """
+    if target.person is not None:
+        return []
+    place = find_place(db, name := full_name(db, target))
+    label = f" (“{shortened(text)}”)" if (text := load_label(db, place.chat_id)) else ""
+    others = len(deletion.load_chats(db, target)) - 1
+    return [f"`{name}`{label}" + (f" with {counted(others, 'chat')} of its threads and people" if others > 0 else "")]
+
+
+def refuse_busy(db: Connection, target: DeletionTarget) -> None:
+    """Raise `CommandError` if an answer is being written in the target."""
+    if deletion.is_busy(db, target, only_turns=True):
+        raise CommandError("An answer is being written there. Stop it or wait for it, then try again.")
 
 
 def describe(extent: DeletionReport) -> str:

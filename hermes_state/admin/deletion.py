@@ -1,10 +1,11 @@
 """Delete chats, conversations and the data of people on request.
 
-A request is stored first, and carried out as soon as no answer is being written or sent. A chat is hidden immediately,
-and its rows are removed in slices in the background. After a restart, the next run continues with the remaining rows.
-The row of the chat stays without any text, so that usage figures are kept and the chat's id is never used again. A
-conversation moves to a hidden chat of its own, so its rows are removed in the same way. Words of a person in chats with
-other people are blanked, because the answers to them stay.
+A request is stored first, and carried out as soon as no answer is being written or sent. Messages and replies that have
+been waiting for over a minute are deleted as well, because their account may no longer be configured. A chat is hidden
+immediately, and its rows are removed in slices in the background. After a restart, the next run continues with the
+remaining rows. The row of the chat stays without any text, so that usage figures are kept and the chat's id is never
+used again. A conversation moves to a hidden chat of its own, so its rows are removed in the same way. Words of a person
+in chats with other people are blanked, because the answers to them stay.
 
 On SQLite, the text is also erased from the file: freed pages are overwritten (`secure_delete`), the parts of the search
 index are merged, and the write-ahead log is emptied. See docs/decisions/0028.
@@ -21,7 +22,6 @@ import msgspec
 from hermes_state import outbox
 from hermes_state.admin import browsers
 from hermes_state.admin.retention import checkpoint, merge_index
-from hermes_state.attachments import load_orphans
 from hermes_state.chats import load_chat
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError
@@ -29,13 +29,15 @@ from hermes_state.outbox import Reply
 from hermes_state.search.full_text import search
 from hermes_state.sessions import load_active, load_tip
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection, insertion, save_note, scalar, scalars, select
+from hermes_state.store.sql import Connection, insertion, load_note, save_note, scalar, scalar_or_none, scalars, select
 from hermes_state.store.writer import Store
 from hermes_state.text import counted
-from hermes_state.values import LOCAL_OWNER, ChatId, ChatKey, LineageId, MessageId, Millis, UserRef
+from hermes_state.values import LOCAL_OWNER, ChatId, ChatKey, LineageId, MessageId, Millis, SessionId, UserRef
 from hermes_state.web_chats import existing, load_listed
 
 SLICE_ROWS, SAMPLE_WORDS = 200, 10
+MAX_WAIT_MS, DAY_MS = 60_000, 86_400_000
+_BEGINNING = Millis(0)
 BLANK = "[removed on request]"
 """Text that replaces a person's words in chats with other people."""
 _ASIDE = "conversations of"  # start of the name of a hidden chat for deleted conversations
@@ -79,6 +81,12 @@ SELECT c.id FROM chats c WHERE c.platform = :platform AND c.deleted_at IS NULL A
       SELECT chat_id FROM inbox WHERE sender_ref = :person))))
 ORDER BY c.id
 """
+# Purpose: find a chat with its threads and the chats of its people. On `local`, they belong to other people.
+_NAMED_CHATS = """
+SELECT c.id FROM chats n JOIN chats c ON c.id = n.id OR (c.platform = n.platform AND c.account = n.account
+  AND c.chat_ref = n.chat_ref AND n.platform <> 'local' AND n.user_ref = '' AND n.thread_ref IN ('', c.thread_ref))
+WHERE n.id = ? AND n.deleted_at IS NULL AND c.deleted_at IS NULL ORDER BY c.id
+"""
 _FAMILY = """
 WITH RECURSIVE family(id) AS (
   SELECT lineage_id FROM sessions WHERE lineage_id = ? UNION
@@ -91,7 +99,7 @@ SELECT id FROM family ORDER BY id
 def load_chats(db: Connection, target: DeletionTarget) -> list[ChatId]:
     """Load the chats that a target covers completely."""
     if target.person is None:
-        return scalars(db, ChatId, "SELECT id FROM chats WHERE id = ? AND deleted_at IS NULL", (target.chat_id,))
+        return scalars(db, ChatId, _NAMED_CHATS, (target.chat_id,))
     platform, _, name = target.person.partition(":")
     values = {"platform": platform, "id": "" if target.person == LOCAL_OWNER else name, "person": target.person}
     return scalars(db, ChatId, _OWN_CHATS, values)
@@ -120,27 +128,37 @@ def load_extent(db: Connection, target: DeletionTarget) -> DeletionReport:
     return select(db, DeletionReport, query, {"person": target.person})[0]
 
 
-def is_busy(db: Connection, target: DeletionTarget, *, only_turns: bool = False) -> bool:
-    """Return True if a turn of the target is open or, unless `only_turns` is set, a message or a reply is waiting."""
+def is_busy(db: Connection, target: DeletionTarget, *, only_turns: bool = False, since: Millis = _BEGINNING) -> bool:
+    """Return True if a turn of the target is open or, unless `only_turns` is set, a message or a reply is waiting.
+
+    What has waited since before `since` does not count.
+    """
     chats, lineages = _load_reach(db, target)
     turns = f"""SELECT EXISTS (SELECT 1 FROM turns WHERE state IN ('running','waiting')
       AND (chat_id IN ({chats}) OR lineage_id IN ({lineages}) OR started_by = :person))"""
-    waiting = f"""OR EXISTS (SELECT 1 FROM inbox WHERE state IN ('new','claimed') AND kind <> 'notice'
+    waiting = f"""OR EXISTS (SELECT 1 FROM inbox WHERE kind <> 'notice'
+        AND (state = 'claimed' OR (state = 'new' AND received_at >= :since))
         AND (chat_id IN ({chats}) OR sender_ref = :person))
-      OR EXISTS (SELECT 1 FROM outbox WHERE state IN ('pending','sending') AND (chat_id IN ({chats})
-        OR turn_id IN (SELECT id FROM turns WHERE lineage_id IN ({lineages}))))"""
-    return scalar(db, bool, turns if only_turns else f"{turns} {waiting}", {"person": target.person})
+      OR EXISTS (SELECT 1 FROM outbox WHERE (state = 'sending'
+        OR (state = 'pending' AND created_at >= :since)) AND (chat_id IN ({chats}) OR
+         turn_id IN (SELECT id FROM turns WHERE lineage_id IN ({lineages}))))"""
+    values = {"person": target.person, "since": since}
+    return scalar(db, bool, turns if only_turns else f"{turns} {waiting}", values)
 
 
 # ---- requests
 
-_REQUEST = "forget."
+_REQUEST, _ERASURE = "forget.", "erasure"
 
 
 @locks("notes")
-def request(db: Connection, target: DeletionTarget) -> None:
-    """Store a request, which survives a restart. `begin` carries it out."""
-    save_note(db, target.note, "")
+def request(db: Connection, target: DeletionTarget, archived: MessageId | None = None) -> None:
+    """Store a request, which survives a restart. `begin` carries it out.
+
+    `archived` is the newest message of an archived conversation. If somebody continues it, the request is dropped.
+    """
+    if archived is None or load_note(db, target.note) is None:
+        save_note(db, target.note, "" if archived is None else str(archived))
 
 
 def load_requests(db: Connection) -> list[DeletionTarget]:
@@ -153,38 +171,73 @@ def end_request(db: Connection, target: DeletionTarget) -> None:
     db.execute("DELETE FROM meta WHERE key = ?", (target.note,))
 
 
+def must_wait(db: Connection, target: DeletionTarget, now: Millis) -> bool:
+    return is_busy(db, target, since=Millis(now - MAX_WAIT_MS))
+
+
+def load_archived(db: Connection, target: DeletionTarget) -> dict[str, ChatId]:
+    """Return the keys under which a conversation can be in the archive, unless the request comes from archiving it."""
+    query = "SELECT key, chat_id FROM sessions WHERE lineage_id = ?"
+    return {} if load_note(db, target.note) else dict(db.execute(query, (target.lineage_id,)).fetchall())
+
+
 @locks(EVERYTHING)
 def begin(db: Connection, target: DeletionTarget, now: Millis) -> list[LineageId] | None:
     """Carry out a request: hide the target's chats or conversation. Return the conversations that were in use.
 
     Return None, and change nothing, if the target is busy. The request of a person stays until `remove_deleted` ends
-    it, because messages in chats with other people are still to be blanked.
+    it, because messages in chats with other people are still to be blanked. It then names the newest message, so that
+    a repetition keeps what the person writes later.
     """
-    if is_busy(db, target):
+    newest = load_note(db, target.note)
+    if newest and target.person is not None:
+        return []
+    if newest and target.lineage_id is not None and load_newest(db, target.lineage_id) != int(newest):
+        end_request(db, target)
+        return []
+    if must_wait(db, target, now):
         return None
+    order_erasure(db, Millis(now + DAY_MS if newest else now), keeps=bool(newest))
+    chats, family = load_chats(db, target), scalars(db, LineageId, _FAMILY, (target.lineage_id,))
+    ours = f"chat_id IN ({', '.join(map(str, chats)) or '0'})"
+    db.execute(f"DELETE FROM outbox WHERE state = 'pending' AND {ours}")
+    db.execute(f"DELETE FROM inbox WHERE state = 'new' AND ({ours} OR sender_ref = ?)", (target.person,))
     if target.person is not None:
         _remove_person(db, target.person)
+        save_note(db, target.note, scalar(db, str, "SELECT coalesce(max(id), 0) FROM messages"))
     else:
         end_request(db, target)
-    ended = [_hide(db, chat_id, now) for chat_id in load_chats(db, target)]
-    family = scalars(db, LineageId, _FAMILY, (target.lineage_id,))
+    ended = [_hide(db, chat_id, now) for chat_id in chats]
     if family:
         _set_aside(db, family, now)
     return [lineage_id for lineage_id in (*ended, *family) if lineage_id is not None]
 
 
-@locks(chat="key")
+def load_newest(db: Connection, lineage_id: LineageId) -> MessageId | None:
+    """Return the newest message of an ended conversation (0 if it has none), or None if it was resumed or removed."""
+    query = """SELECT CASE WHEN count(*) > 0 AND count(*) = count(ended_at) THEN
+      (SELECT coalesce(max(id), 0) FROM messages WHERE lineage_id = ?) END FROM sessions WHERE lineage_id = ?"""
+    return scalar_or_none(db, MessageId, query, (lineage_id, lineage_id))
+
+
+@locks("notes")
+def order_erasure(db: Connection, at: Millis, *, keeps: bool = False) -> None:
+    """Note when the deleted words must be erased from the database's file. `keeps`: unless this is noted already."""
+    if not (keeps and load_note(db, _ERASURE)):
+        save_note(db, _ERASURE, str(at))
+
+
+@locks("notes", chat="key")
 def hide(db: Connection, key: ChatKey, now: Millis) -> LineageId | None:
     """Hide a chat, free its name, and end its schedules. Return its conversation, if any.
 
     Raises `CommandError` if the chat is busy.
     """
-    chat_id = existing(db, key).id
-    if is_busy(db, DeletionTarget(chat_id=chat_id)):
+    if (ended := begin(db, DeletionTarget(chat_id=existing(db, key).id), now)) is None:
         raise CommandError(
             "A message in this chat is being answered. Stop the answer or wait for it, then delete the chat."
         )
-    return _hide(db, chat_id, now)
+    return ended[0] if ended else None
 
 
 def _hide(db: Connection, chat_id: ChatId, now: Millis) -> LineageId | None:
@@ -204,17 +257,14 @@ def _set_aside(db: Connection, family: Sequence[LineageId], now: Millis) -> None
     query = f"""{insertion("chats", values)} ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref)
       DO UPDATE SET deleted_at = excluded.deleted_at, removed_at = NULL RETURNING id"""
     aside = scalar(db, ChatId, query, values)
-    for lineage_id in family:
-        ours = {"chat": aside, "lineage": lineage_id}
-        for turn_id in scalars(db, int, "SELECT id FROM turns WHERE lineage_id = :lineage ORDER BY id", ours):
-            _remove_events(db, source.id, f"turn:{turn_id}:")
-        of_turns = "turn_id IN (SELECT id FROM turns WHERE lineage_id = :lineage)"
-        db.execute(f"DELETE FROM outbox WHERE {of_turns}", ours)
-        db.execute("DELETE FROM tool_grants WHERE lineage_id = :lineage", ours)
-        files = "message_id IN (SELECT id FROM messages WHERE lineage_id = :lineage)"
-        db.execute(f"UPDATE attachments SET chat_id = :chat WHERE {files}", ours)
-        db.execute("UPDATE turns SET chat_id = :chat WHERE lineage_id = :lineage", ours)
-        db.execute("UPDATE sessions SET chat_id = :chat WHERE lineage_id = :lineage", ours)
+    ours = f"lineage_id IN ({', '.join(map(str, family))})"
+    for turn_id in scalars(db, int, f"SELECT id FROM turns WHERE {ours} ORDER BY id"):
+        _remove_events(db, source.id, f"turn:{turn_id}:")
+    db.execute(f"DELETE FROM outbox WHERE turn_id IN (SELECT id FROM turns WHERE {ours})")
+    db.execute(f"DELETE FROM tool_grants WHERE {ours}")
+    files = f"message_id IN (SELECT id FROM messages WHERE {ours})"
+    for table, rows in (("attachments", files), ("turns", ours), ("sessions", ours)):
+        db.execute(f"UPDATE {table} SET chat_id = ? WHERE {rows}", (aside,))
     query = """UPDATE chats SET active_session_id = NULL WHERE id = ? AND active_session_id IN
       (SELECT id FROM sessions WHERE lineage_id = ?)"""
     db.execute(query, (source.id, family[0]))
@@ -234,19 +284,37 @@ def _remove_person(db: Connection, person: UserRef) -> None:
     browsers.forget(db, person)
 
 
-def load_spoken(db: Connection, person: UserRef) -> list[MessageId]:
-    """Load the messages of a person, and the rows that replace them for the model."""
-    query = """SELECT id FROM messages WHERE sender_ref = :person UNION SELECT r.id FROM messages m
-      JOIN messages r ON r.replaces_id = m.id WHERE m.sender_ref = :person ORDER BY 1"""
-    return scalars(db, MessageId, query, {"person": person})
+def load_spoken(db: Connection, person: UserRef, until: MessageId | None = None) -> list[MessageId]:
+    """Load the messages of a person, and the rows that replace them for the model. `until` is the last message."""
+    query = """SELECT m.id FROM messages m WHERE m.sender_ref = :person {0} UNION SELECT r.id FROM messages m
+      JOIN messages r ON r.replaces_id = m.id WHERE m.sender_ref = :person {0} ORDER BY 1"""
+    up_to = "" if until is None else "AND m.id <= :until"
+    return scalars(db, MessageId, query.format(up_to), {"person": person, "until": until})
 
 
-def _load_files(db: Connection, ids: Sequence[MessageId]) -> list[str]:
-    """Return the paths of the files that belong to these messages and to no others."""
-    listed = ", ".join(map(str, ids))
-    query = f"""SELECT DISTINCT a.path FROM attachments a WHERE a.message_id IN ({listed}) AND NOT EXISTS
-      (SELECT 1 FROM attachments b WHERE b.sha256 = a.sha256 AND coalesce(b.message_id, 0) NOT IN ({listed}))"""
-    return scalars(db, str, query)
+class FileCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that only deleted messages name, and the chat whose workspace can have a copy of it."""
+
+    path: str
+    size_bytes: int
+    chat_id: ChatId
+
+
+def _load_files(db: Connection, ours: str) -> list[FileCopy]:
+    """Return the files of the attachments that the SQL condition `ours` covers, and of no others."""
+    source = f"CAST(substr(c.chat_ref, {len(_ASIDE) + 2}) AS INTEGER)"
+    is_aside = f"c.deleted_at IS NOT NULL AND substr(c.chat_ref, 1, {len(_ASIDE)}) = '{_ASIDE}'"
+    query = f"""SELECT DISTINCT a.path, a.bytes AS size_bytes,
+      CASE WHEN {is_aside} THEN {source} ELSE c.id END AS chat_id FROM attachments a JOIN chats c ON c.id = a.chat_id
+    WHERE {ours.format("a")} AND NOT EXISTS (SELECT 1 FROM attachments b WHERE b.sha256 = a.sha256
+      AND ({ours.format("b")}) IS NOT TRUE) ORDER BY a.path, chat_id"""
+    return select(db, FileCopy, query)
+
+
+@locks(EVERYTHING)
+def _remove_files(db: Connection, ours: str, remove: Callable[[list[str]], None]) -> None:
+    """Remove files in the transaction that checks again that no other chat has received the same file."""
+    remove(sorted({file.path for file in _load_files(db, ours)}))
 
 
 @locks(EVERYTHING)
@@ -270,16 +338,28 @@ def load_hidden_chats(db: Connection) -> list[ChatId]:
     return scalars(db, ChatId, query)
 
 
+def load_hidden_rows(db: Connection) -> tuple[list[ChatId], dict[SessionId, LineageId]]:
+    """Return the hidden chats, and the conversations of their sessions."""
+    query = """SELECT s.id, s.lineage_id FROM sessions s JOIN chats c ON c.id = s.chat_id
+    WHERE c.deleted_at IS NOT NULL AND c.removed_at IS NULL"""
+    return load_hidden_chats(db), dict(db.execute(query).fetchall())
+
+
 @locks(chat="chat_id")
 def remove_slice(db: Connection, chat_id: ChatId) -> bool:
     """Remove some messages of a chat, or all other rows if no messages are left. Return True if rows may be left."""
     messages = "SELECT m.id FROM sessions s JOIN messages m ON m.session_id = s.id WHERE s.chat_id = ? LIMIT ?"
     if db.execute(f"DELETE FROM messages WHERE id IN ({messages})", (chat_id, SLICE_ROWS)).rowcount:
         return True
-    db.execute("DELETE FROM previews WHERE turn_id IN (SELECT id FROM turns WHERE chat_id = ?)", (chat_id,))
-    for table in _TABLES:
+    for table in _TABLES[:-2]:
         db.execute(f"DELETE FROM {table} WHERE chat_id = ?", (chat_id,))
     _remove_events(db, chat_id)
+    for table in _TABLES[-2:]:  # their references take long to check
+        ids = f"SELECT id FROM {table} WHERE chat_id = ? ORDER BY id DESC LIMIT ?"
+        if table == "turns":
+            db.execute(f"DELETE FROM previews WHERE turn_id IN ({ids})", (chat_id, SLICE_ROWS))
+        if db.execute(f"DELETE FROM {table} WHERE id IN ({ids})", (chat_id, SLICE_ROWS)).rowcount:
+            return True
     return False
 
 
@@ -292,8 +372,12 @@ def _remove_events(db: Connection, chat_id: ChatId, cause: str = "") -> None:
 @locks(chat="chat_id")
 def finish(db: Connection, chat_id: ChatId, now: Millis) -> ChatId | None:
     """Mark a chat as removed. For a web chat, enqueue a notice in its owner's newest chat, and return that chat."""
-    query = "UPDATE chats SET removed_at = ? WHERE id = ? RETURNING platform, account, user_ref, deleted_at, chat_ref"
-    platform, account, user_ref, deleted_at, chat_ref = db.execute(query, (now, chat_id)).fetchone()
+    # Another node may have moved a conversation here in the meantime.
+    query = """UPDATE chats SET removed_at = ? WHERE id = ? AND NOT EXISTS (SELECT 1 FROM sessions WHERE chat_id = ?)
+    RETURNING platform, account, user_ref, deleted_at, chat_ref"""
+    if (row := db.execute(query, (now, chat_id, chat_id)).fetchone()) is None:
+        return None
+    platform, account, user_ref, deleted_at, chat_ref = row
     db.execute("UPDATE chats SET user_ref = '' WHERE id = ?", (chat_id,))
     key = ChatKey(platform=platform, account=account, chat_ref="", user_ref=user_ref)
     if platform != "local" or chat_ref.startswith(_ASIDE) or not (others := load_listed(db, key, 1)):
@@ -310,6 +394,7 @@ async def remove_deleted(
     forget_notes: Callable[[ChatId], None],
     now: Callable[[], Millis],
     people: Sequence[UserRef] = (),
+    remove_copies: Callable[[Sequence[FileCopy]], None] = lambda _: None,
 ) -> list[ChatId]:
     """Remove all data of hidden chats, and blank the messages of `people`. Return the chats that got a notice.
 
@@ -317,26 +402,39 @@ async def remove_deleted(
 
     Raises `StoreUnavailable` if the database is not available, and `OSError` if a file cannot be removed.
     """
+
+    async def remove(ours: str) -> None:
+        # Remove files before their rows. Otherwise a restart in between would leave files that no row names.
+        await asyncio.to_thread(remove_copies, await store.read(_load_files, ours))
+        await store.write(_remove_files, ours, remove_files)
+
     hidden = await store.read(load_hidden_chats)
     for chat_id in hidden:
-        # Remove files before their rows. Otherwise a restart in between would leave files that no row names.
-        await asyncio.to_thread(remove_files, await store.read(load_orphans, chat_id))
+        await remove(f"{{}}.chat_id = {chat_id}")
         await asyncio.to_thread(forget_notes, chat_id)
         while await store.write(remove_slice, chat_id):  # noqa: ASYNC110
             await asyncio.sleep(0)  # let the chats write in between
     for person in people:
-        spoken = await store.read(load_spoken, person)
+        until = await store.read(load_note, DeletionTarget(person=person).note)
+        spoken = await store.read(load_spoken, person, MessageId(int(until or 0)))
         for ids in (spoken[at : at + SLICE_ROWS] for at in range(0, len(spoken), SLICE_ROWS)):
-            await asyncio.to_thread(remove_files, await store.read(_load_files, ids))
+            await remove(f"{{}}.message_id IN ({', '.join(map(str, ids))})")
             await store.write(blank, ids)
-    if (hidden or people) and isinstance(store, SqliteStore):
-        while await store.write(merge_index, merges_all=True):  # noqa: ASYNC110
-            await asyncio.sleep(0.03)  # as long as a step takes, so that the chats get half of the writer's time
-        await asyncio.to_thread(checkpoint, store.path, empties=True)
-    for person in people:
         await store.write(end_request, DeletionTarget(person=person))
+    due = await store.read(load_note, _ERASURE)
+    if (hidden or due) and int(due or 0) <= now():
+        if isinstance(store, SqliteStore):
+            while await store.write(merge_index, merges_all=True):  # noqa: ASYNC110
+                await asyncio.sleep(0.03)  # as long as a step takes, so that the chats get half of the writer's time
+            await asyncio.to_thread(checkpoint, store.path, empties=True)
+        await store.write(_end_erasure, due)
     told = [await store.write(finish, chat_id, now()) for chat_id in hidden]
     return [chat_id for chat_id in told if chat_id is not None]
+
+
+@locks("notes")
+def _end_erasure(db: Connection, due: str | None) -> None:
+    db.execute("DELETE FROM meta WHERE key = ? AND value = ?", (_ERASURE, due))
 
 
 # ---- proof

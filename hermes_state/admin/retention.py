@@ -61,19 +61,24 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
 _OLD = """
 SELECT lineage_id FROM (
   SELECT lineage_id, used_at, is_closed, {total} AS total FROM (
-    SELECT s.lineage_id, max(coalesce(s.last_human_at, s.started_at)) AS used_at, min({closed}) AS is_closed
-    FROM sessions s JOIN chats c ON c.id = s.chat_id WHERE c.deleted_at IS NULL AND NOT {subagent}
+    SELECT s.lineage_id, max(coalesce(s.last_human_at, s.started_at)) AS used_at,
+      min(CASE WHEN s.ended_at IS NULL THEN 0 ELSE 1 END) AS is_closed
+    FROM sessions s JOIN chats c ON c.id = s.chat_id WHERE c.deleted_at IS NULL AND c.pinned_at IS NULL
+      AND NOT {subagent}
     GROUP BY s.lineage_id) used) found
-WHERE is_closed = 1 AND (used_at < :before OR total > :most) ORDER BY used_at, lineage_id LIMIT :limit
+WHERE is_closed = 1 AND (total > :most OR (used_at < :before AND NOT EXISTS (SELECT 1 FROM messages m
+  WHERE m.lineage_id = found.lineage_id AND m.created_at >= :before))) ORDER BY used_at, lineage_id LIMIT :limit
 """
-_CLOSED = "CASE WHEN s.ended_at IS NULL THEN 0 ELSE 1 END"
 _TOTAL = """sum((SELECT coalesce(sum(coalesce(length(m.text), 0) + coalesce(length(m.body), 0)), 0) FROM messages m
   WHERE m.lineage_id = used.lineage_id)) OVER (ORDER BY used_at DESC, lineage_id DESC)"""
 
 
 def load_old(db: Connection, before: Millis | None, most: int | None, limit: int) -> list[LineageId]:
-    """Load the ended conversations that were last used before `before`, or that exceed `most` characters in total."""
-    query = _OLD.format(total="0" if most is None else _TOTAL, closed=_CLOSED, subagent=IS_SUBAGENT)
+    """Load the ended conversations that were last used before `before`, or that exceed `most` characters in total.
+
+    Conversations of pinned chats stay.
+    """
+    query = _OLD.format(total="0" if most is None else _TOTAL, subagent=IS_SUBAGENT)
     return scalars(db, LineageId, query, {"before": before or 0, "most": most or 0, "limit": limit})
 
 
