@@ -162,7 +162,7 @@ def request(db: Connection, target: DeletionTarget, archived: MessageId | None =
 
 
 def load_requests(db: Connection) -> list[DeletionTarget]:
-    keys = scalars(db, str, "SELECT key FROM meta WHERE substr(key, 1, 7) = ? ORDER BY key", (_REQUEST,))
+    keys = scalars(db, str, "SELECT key FROM meta WHERE substr(key, 1, 8) = ? ORDER BY key", (_REQUEST + "{",))
     return [msgspec.json.decode(key.removeprefix(_REQUEST), type=DeletionTarget) for key in keys]
 
 

@@ -18,7 +18,7 @@ from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.outbox import Reply
 from hermes_state.sessions import load_tip, reset, resume
-from hermes_state.store.sql import Connection, scalars
+from hermes_state.store.sql import Connection, save_note, scalars
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, MessageId, Millis, UserRef
 from tests.databases import sqlite_only
@@ -120,6 +120,7 @@ async def test_a_group_goes_with_its_threads_and_a_message_is_no_target(store: S
 async def test_a_reply_that_nobody_can_send_does_not_hold_a_deletion_up(store: Store, tmp_path: Path) -> None:
     chat, _ = await store.write(talk, key_of("9"), "words")
     await store.write(outbox.enqueue, Reply(chat_id=chat, markdown="x", dedupe_key="new"), NOW)
+    await store.write(save_note, "forget.cursor", "a note of an account with the name forget")
     target, forgetter = DeletionTarget(chat_id=chat), forgetter_of(store, tmp_path / "home")
     assert await store.write(deletion.begin, target, NOW) is None, "a new reply is sent first"
     await store.write(lambda db: db.execute("UPDATE outbox SET created_at = ? WHERE state = 'pending'", (START,)))
