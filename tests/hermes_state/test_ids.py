@@ -25,6 +25,7 @@ ALLOWED: Mapping[str, tuple[int, str]] = {
     "gateway/turns/bursts.py": (2, ONE_CHAT),
     "gateway/moving/conversations.py": (1, ONE_CHAT),
     "hermes_state/admin/lineage_queries.py": (1, "pages of one run: what begins meanwhile is the next one's, by time"),
+    "hermes_state/admin/deletion.py": (3, "`begin` excludes all other transactions; the messages of one conversation"),
     "hermes_state/admin/copy.py": (1, "a database that nobody else has open"),
     "hermes_state/admin/repair.py": (1, "a file at rest"),
     "hermes_state/attachments.py": (2, "the order in which files go, nothing is remembered; the parts of one chat"),
