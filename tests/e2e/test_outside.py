@@ -399,7 +399,7 @@ async def test_scripts_send_and_the_terminal_talks(outside: Outside) -> None:
         cwd=ROOT,
     )
     shown, _ = await asyncio.wait_for(process.communicate(b"spoken word\n/whoami\n"), 30)
-    first = "Conversation “terminal” with the model lab-128k. /help lists the commands. To leave, press Ctrl-D.\n"
+    first = "Conversation “работа” with the model lab-128k. /help lists the commands. To leave, press Ctrl-D.\n"
     assert shown.decode().startswith(first)
     assert "in the terminal" in shown.decode()
     assert "local:owner" in shown.decode()

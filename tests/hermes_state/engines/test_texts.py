@@ -22,8 +22,10 @@ from hermes_state.engines.postgres.connection import PostgresConnection
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("agent", "gateway", "hermes_state", "platforms")
 ON_FILES = {
+    "gateway.moving": "it reads the files of other programs",
     "hermes_state.admin.overview": "it looks at a file, which another process may have open",
     "hermes_state.admin.repair": "it reads and mends a damaged file",
+    "hermes_state.admin.restore": "it replaces a file",
     "hermes_state.engines": "the engines' own",
     "hermes_state.search": "full text is FTS5's",
 }
