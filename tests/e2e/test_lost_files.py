@@ -73,6 +73,7 @@ async def _lose_and_bring_back(world: World, tmp_path: Path, what: str) -> None:
     assert await world.replies(1, chat_id=43, match="message is not lost", wait=30)
     await assert_told(world, "replaced by another file" if what == "replaced" else "was deleted")
     target = tmp_path / "backup" / "state.db"
+    target.parent.mkdir()
     code, output = await world.command_line("backup", str(target))
     assert code == 0, output
     assert await texts_of(target) == ["before the loss"]

@@ -96,7 +96,8 @@ def test_a_run_that_is_interrupted_repeatedly_writes_the_same_bytes(environ: dic
     assert done.communicate(timeout=120)[1].count(b"was rejected") == sum(line in BROKEN for line in lines)
     assert done.returncode == 0
 
-    sizes = sorted(chance.randrange(1, whole.stat().st_size) for _ in range(4))
+    most = whole.stat().st_size // 2  # near the end, the run could be over before the signal arrives
+    sizes = sorted(chance.randrange(1, most) for _ in range(4))
     ends = []
     for index, size in enumerate(sizes):
         process = started(environ, "compress", source, target, *WITHOUT_MODEL, stderr=subprocess.PIPE)
