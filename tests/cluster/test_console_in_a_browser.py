@@ -29,6 +29,7 @@ async def test_a_chat_and_every_page_work_while_another_node_answers(cluster: Cl
         await browser.wait_for(".condensed > div", lambda found: found != [] and found[0].endswith("undo"))
         queries = {
             "transcript": "?chat=local:main",
+            "forget": "?what=local:main",
             "lineage": "?chat=main",
             "search": "?words=parrot&all=1",
             "message": "?id=m1",

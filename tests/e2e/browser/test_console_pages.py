@@ -86,6 +86,7 @@ async def test_every_page_fits_and_runs_nothing_that_people_write(
     [(own,)] = world.query("SELECT max(id) FROM messages WHERE text LIKE '%hello%' AND role = 'user'")
     queries = {
         "transcript": "?chat=telegram:42",
+        "forget": "?what=telegram:42",
         "why": f"?message=m{own}",
         "lineage": "?chat=main&words=alert",
         "message": f"?id=m{own}",
