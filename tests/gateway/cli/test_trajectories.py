@@ -96,7 +96,7 @@ def test_a_run_that_is_interrupted_repeatedly_writes_the_same_bytes(environ: dic
     assert done.communicate(timeout=120)[1].count(b"was rejected") == sum(line in BROKEN for line in lines)
     assert done.returncode == 0
 
-    most = whole.stat().st_size // 2  # near the end, the run could be over before the signal arrives
+    most = whole.stat().st_size // 4  # later, a run could be over before the signal of a busy machine arrives
     sizes = sorted(chance.randrange(1, most) for _ in range(4))
     ends = []
     for index, size in enumerate(sizes):
