@@ -110,16 +110,6 @@ PROBES: Mapping[str, Callable[[Config], str]] = {
 """Probe of each service, keyed by the first variable that `init` and the set-up page ask for."""
 
 
-def newest_release(network: NetworkSettings, index: str = "https://pypi.org") -> str:
-    """Return the version of the newest release on a package index."""
-    status, body = _fetch(f"{index}/pypi/hermes-gateway/json", network=network, target="web")
-    if status == 404:
-        raise CommandError(f"{index} has no release of hermes-gateway, so there is nothing to compare with.")
-    if status != 200 or not isinstance(info := body.get("info"), dict) or "version" not in info:
-        raise CommandError(_trouble("The package index", index, status, body))
-    return str(info["version"])
-
-
 def served_models(base_url: str, *, timeout_seconds: float) -> tuple[str, ...] | None:
     """Return at most 50 chat models that a server on this machine lists, or None if it is not a model server."""
     status, body = _fetch(f"{base_url}/models", timeout_seconds=timeout_seconds)

@@ -1,6 +1,7 @@
 """`update --check` asks a clone's remote repository, or the package index, and changes nothing."""
 
 import asyncio
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,8 +11,7 @@ from typer.testing import CliRunner
 
 from gateway import installed_version
 from gateway.cli import app
-from gateway.cli.update import check_clone, check_package
-from gateway.operator.probes import newest_release
+from gateway.cli.update import check_clone, check_package, newest_release
 from hermes_state.errors import CommandError
 from hermes_state.network import NetworkSettings
 from tests.fakes.labkit import Server
@@ -85,29 +85,24 @@ def test_a_package_is_compared_with_the_newest_release(newest: str, is_newer: bo
     assert check_package(newest).is_newer is is_newer
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [
-        (200, {"info": {"version": "0.2.0"}}, "0.2.0"),
-        (404, {}, "has no release of hermes-gateway"),
-        (500, {}, "answered with HTTP status 500"),
-        (200, {"info": []}, "answered with HTTP status 200"),
-    ],
-)
-async def test_the_package_index_is_asked(status: int, body: object, said: str) -> None:
+@pytest.mark.parametrize("has_release", [True, False])
+async def test_the_index_of_pip_is_asked(monkeypatch: pytest.MonkeyPatch, has_release: bool) -> None:
     async def answer(_: web.Request) -> web.Response:
-        return web.json_response(body, status=status)
+        link = '<a href="hermes_gateway-0.2.0-py3-none-any.whl">wheel</a>' if has_release else ""
+        return web.Response(text=f"<!DOCTYPE html><html><body>{link}</body></html>", content_type="text/html")
 
     index = web.Application()
-    index.router.add_get("/pypi/hermes-gateway/json", answer)
+    index.router.add_get("/simple/hermes-gateway/", answer)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     async with Server(index) as server:
-        if said == "0.2.0":
-            assert await asyncio.to_thread(newest_release, DIRECT, server.url) == said
-            return
-        with pytest.raises(CommandError, match=said):
-            await asyncio.to_thread(newest_release, DIRECT, server.url)
-    with pytest.raises(CommandError, match="cannot be reached"):
-        await asyncio.to_thread(newest_release, DIRECT, server.url)
+        monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
+        if has_release:
+            assert await asyncio.to_thread(newest_release, DIRECT) == "0.2.0"
+        else:
+            with pytest.raises(CommandError, match="hermes-gateway could not be looked up: No matching distribution"):
+                await asyncio.to_thread(newest_release, DIRECT)
 
 
 def test_nothing_is_asked_without_the_option(environ: dict[str, str]) -> None:
