@@ -2,14 +2,19 @@
 
 import json
 import os
+import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from agent.model.base import Payer
 from hermes_state.models.ledger import ModelCall
+
+T = TypeVar("T")
+Figure: TypeAlias = float | Sequence[float]
+"""One figure, or the figures of several rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,30 +23,55 @@ class Measure:
 
     `yardstick` is the figure of another program that did the same work in the same run. With a yardstick, the bar
     limits the ratio `ours / yardstick`, because absolute figures depend on the machine. Without one, it limits `ours`.
+
+    With several rounds, the bar limits the median. Each round's ratio is of the two figures of that round, because the
+    speed of a machine changes between rounds.
     """
 
     name: str
-    ours: float
+    ours: Figure
     unit: str
     bar: float
-    yardstick: float | None = None
+    yardstick: Figure | None = None
     at_least: bool = False
     """True if the bar is a minimum, False if it is a maximum."""
     slack: float = 0.0
     """Difference to the yardstick, in `unit`, that is accepted even if the ratio misses its bar."""
 
     @property
-    def ratio(self) -> float | None:
-        """Return our figure divided by the yardstick."""
-        return None if self.yardstick is None else self.ours / self.yardstick
+    def rounds(self) -> Sequence[float]:
+        """Return the number that the bar limits for each round: the ratio, or our figure if there is no yardstick."""
+        if self.yardstick is None:
+            return _listed(self.ours)
+        return [ours / theirs for ours, theirs in zip(_listed(self.ours), _listed(self.yardstick), strict=True)]
 
     @property
     def holds(self) -> bool:
         """Return True if the bar is met."""
-        if self.slack and self.yardstick is not None and self.ours <= self.yardstick + self.slack:
+        if self.slack and self.yardstick is not None and _median(self.ours) <= _median(self.yardstick) + self.slack:
             return True
-        value = self.ours if self.ratio is None else self.ratio
+        value = _median(self.rounds)
         return value >= self.bar if self.at_least else value <= self.bar
+
+
+def _listed(figure: Figure) -> Sequence[float]:
+    return figure if isinstance(figure, Sequence) else [figure]
+
+
+def _median(figure: Figure) -> float:
+    return statistics.median(_listed(figure))
+
+
+async def in_turns(rounds: int, *sides: Callable[[int], Awaitable[T]]) -> list[list[T]]:
+    """Measure each side once a round, so that other load on the machine affects all sides.
+
+    A side gets the number of the round. Return the results of each side.
+    """
+    found: list[list[T]] = [[] for _ in sides]
+    for number in range(rounds):
+        for side, results in zip(sides, found, strict=True):
+            results.append(await side(number))
+    return found
 
 
 PEER = "BENCH_PEER"
@@ -73,8 +103,11 @@ def resident_mb(line: str = "VmRSS:", *, is_reset: bool = False, pid: int | str 
 
 
 def table(measures: Sequence[Measure]) -> str:
-    """Return the measurements as a Markdown table."""
-    lines = ["| measure | ours | yardstick | ratio | bar | holds |", "|---|---:|---:|---:|---:|---|"]
+    """Return the measurements as a Markdown table.
+
+    The spread is the smallest and the largest ratio of a round, or figure if there is no yardstick.
+    """
+    lines = ["| measure | ours | yardstick | ratio | spread | bar | holds |", "|---|---:|---:|---:|---:|---:|---|"]
     lines += [_line(measure) for measure in measures]
     return "\n".join(lines)
 
@@ -88,15 +121,18 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _line(measure: Measure) -> str:
-    ours = f"{_number(measure.ours)} {measure.unit}"
-    sign = "≥" if measure.at_least else "≤"
-    if measure.yardstick is None or measure.ratio is None:
-        yardstick, ratio, bar = "", "", f"{sign} {measure.bar:g} {measure.unit}"
-    else:
-        yardstick = f"{_number(measure.yardstick)} {measure.unit}"
-        or_slack = f", or {measure.slack:g} {measure.unit} more" if measure.slack else ""
-        ratio, bar = f"{measure.ratio:.2f}x", f"{sign} {measure.bar:g}x{or_slack}"
-    return f"| {measure.name} | {ours} | {yardstick} | {ratio} | {bar} | {'yes' if measure.holds else '**no**'} |"
+    sign, unit = "≥" if measure.at_least else "≤", f" {measure.unit}"
+    yardstick = ratio = spread = ""
+    if measure.yardstick is not None:
+        yardstick, ratio = f"{_number(_median(measure.yardstick))}{unit}", f"{_median(measure.rounds):.2f}x"
+    if len(measure.rounds) > 1:
+        least, most = (f"{one:.2f}" if ratio else _number(one) for one in (min(measure.rounds), max(measure.rounds)))
+        spread = f"{least}\N{EN DASH}{most}{'x' if ratio else unit}"
+    bar = f"{sign} {measure.bar:g}{'x' if ratio else unit}"
+    if measure.slack and ratio:
+        bar += f", or {measure.slack:g}{unit} more"
+    cells = (measure.name, f"{_number(_median(measure.ours))}{unit}", yardstick, ratio, spread, bar)
+    return f"| {' | '.join(cells)} | {'yes' if measure.holds else '**no**'} |"
 
 
 def _number(value: float) -> str:
