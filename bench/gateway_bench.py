@@ -1,54 +1,55 @@
 """End-to-end comparison of the gateway with the floor, a minimal bot, in the same run.
 
 The floor (`floor_bot.py`) makes one SQLite commit per message. The fake services run in separate processes, which are
-the same for both bots. The model streams 13 words, or sends them all at once.
+the same for both bots. The model streams 13 words, or sends them all at once. The two bots are measured in turns.
 """
 
+import statistics
 import tempfile
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
-from bench.measure import Measure
+from bench.measure import Measure, in_turns, percentile
 from bench.subjects import AT_ONCE, WORD, Lab, Subject, floor, gateway, lab, lags_of
-from bench.traffic import CHATS, Traffic, burst, bursts, sequence
+from bench.traffic import CHATS, Traffic, burst, sequence
 
-Ask = Callable[[Lab, Subject], Awaitable[Traffic]]
+Ask = Callable[[Lab, Subject, int], Awaitable[Traffic]]
+"""Measures a bot. The number is that of the round."""
+PAIRS, FEW_PAIRS, QUICK_PAIRS = 5, 3, 1
+"""Number of rounds: usually, if a round takes several seconds, and of a quick run."""
 
 
 async def run(quick: bool) -> list[Measure]:
     """Measure one chat and 50 chats, with models that stream, answer at once, or answer after two seconds."""
-    rounds, again = (40, 1) if quick else (200, 3)
-    measures = []
-    for how, chunk in (("", WORD), (", a model that answers at once", AT_ONCE)):
-        one, many, slow = await _beside_the_floor(
-            lambda here, subject: sequence(here, subject, rounds),
-            lambda here, subject: bursts(here, subject, again),
-            _slow_model,
-            chunk=chunk,
-        )
-        measures += [
-            one.p50(f"one chat, p50{how}", 15 if how else 3.3),
-            one.p99(f"one chat, p99{how}", 25),
-            many.share(f"{CHATS} chats x 10{how}", 0.1 if how else 0.3),
-        ]
-        if not how:
-            measures += [
-                many.cpu(f"{CHATS} chats x 10: processor time per message", 3.8),
-                one.cpu("one chat: processor time per message", 7.5),
-                many.switches(f"{CHATS} chats x 10: context switches per message", 30),
-                slow.share(f"{CHATS} chats x 2, a model that takes 2 s", 0.97),
-            ]
-    return measures
+    pairs = QUICK_PAIRS if quick else PAIRS
+    asks: dict[Ask, int] = {_one_chat: pairs, partial(_burst, CHATS, 10): pairs}
+    one, many, slow = await _beside_the_floor({**asks, _slow_model: QUICK_PAIRS if quick else FEW_PAIRS})
+    measures = [
+        one.p50("one chat, p50", 2.5),
+        one.p99("one chat, p99", 5),
+        many.share(f"{CHATS} chats x 10", 0.43),
+        many.cpu(f"{CHATS} chats x 10: processor time per message", 2.7),
+        one.cpu("one chat: processor time per message", 7.5),
+        many.switches(f"{CHATS} chats x 10: context switches per message", 30),
+        slow.share(f"{CHATS} chats x 2, a model that takes 2 s", 0.98),
+    ]
+    one, many = await _beside_the_floor(asks, chunk=AT_ONCE)
+    how = "a model that answers at once"
+    return [
+        *measures,
+        one.p50(f"one chat, p50, {how}", 3.3),
+        one.p99(f"one chat, p99, {how}", 5),
+        many.share(f"{CHATS} chats x 10, {how}", 0.3),
+    ]
 
 
 async def crowd(quick: bool) -> list[Measure]:
     """Measure many chats at once. Each must get all its answers."""
-    again = 1 if quick else 3
-    [some, many] = await _beside_the_floor(
-        lambda here, subject: bursts(here, subject, again, chats=200, per_chat=5),
-        lambda here, subject: bursts(here, subject, again, chats=1_000, per_chat=2),
-    )
+    pairs = QUICK_PAIRS if quick else FEW_PAIRS
+    some, many = await _beside_the_floor({partial(_burst, 200, 5): pairs, partial(_burst, 1_000, 2): pairs})
     return [some.share("200 chats x 5", 0.3), many.share("1,000 chats x 2", 0.3)]
 
 
@@ -75,58 +76,67 @@ async def streaming(quick: bool) -> list[Measure]:
 
 
 async def discord(quick: bool) -> list[Measure]:
-    """Measure the same messages on Discord and on Telegram in the same run."""
-    found = []
+    """Measure the same messages on Discord and on Telegram, which one gateway serves."""
+    pairs = QUICK_PAIRS if quick else PAIRS
     with tempfile.TemporaryDirectory() as name:
-        for platform in ("telegram", "discord"):
-            folder = Path(name) / platform
-            folder.mkdir()
-            async with lab() as here, gateway(here, folder, has_discord=True) as subject:
-                await here.discord.post("config", {"rate_limits": False})
-                await here.discord.get("gateway_log", event="op2", wait=10)
-                await here.speak()
-                here.platform = platform
-                one = await sequence(here, subject, 40 if quick else 200)
-                found.append((one, await bursts(here, subject, 1 if quick else 3)))
-    one, many = (Beside(ours=on_discord, yardstick=here) for here, on_discord in zip(*found, strict=True))
+        async with lab() as here, gateway(here, Path(name), has_discord=True) as subject:
+            await here.discord.post("config", {"rate_limits": False})
+            await here.discord.get("gateway_log", event="op2", wait=10)
+            await here.speak()
+            sides = (here, subject), (replace(here, platform="discord"), subject)
+            one, many = [await _in_turns(ask, pairs, *sides) for ask in (_one_chat, partial(_burst, CHATS, 10))]
+    name = f"Discord against Telegram: {CHATS} chats x 10"
     return [
         one.p50("Discord against Telegram: one chat, p50", 1.3),
-        many.share(f"Discord against Telegram: {CHATS} chats x 10", 0.8),
-        many.cpu_ratio(f"Discord against Telegram: {CHATS} chats x 10, processor time per message", 1.3),
+        many.share(name, 0.8),
+        many.cpu_ratio(f"{name}, processor time per message", 1.3),
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """Results of two bots for the same messages."""
+    """Results of two bots for the same messages, one for each round."""
 
-    ours: Traffic
-    yardstick: Traffic
+    yardstick: Sequence[Traffic]
+    ours: Sequence[Traffic]
 
     def p50(self, name: str, bar: float) -> Measure:
-        return Measure(name=name, ours=self.ours.p50, unit="ms", yardstick=self.yardstick.p50, bar=bar)
+        return self._ratio("p50", name, "ms", bar)
 
     def p99(self, name: str, bar: float) -> Measure:
-        return Measure(name=name, ours=self.ours.p99, unit="ms", yardstick=self.yardstick.p99, bar=bar)
+        """Return the measure of all rounds together, because one round has too few messages."""
+        ours, yardstick = (
+            percentile([took for one in side for took in one.took], 0.99) for side in (self.ours, self.yardstick)
+        )
+        return Measure(name=name, ours=ours, unit="ms", yardstick=yardstick, bar=bar)
 
     def share(self, name: str, bar: float) -> Measure:
-        ours, yardstick = self.ours.per_second, self.yardstick.per_second
-        return Measure(name=name, ours=ours, unit="messages/s", yardstick=yardstick, bar=bar, at_least=True)
-
-    def cpu(self, name: str, bar: float) -> Measure:
-        print(f"{name}: {self.ours.cpu_ms:.2f} ms, of the floor {self.yardstick.cpu_ms:.2f} ms")
-        return Measure(name=name, ours=self.ours.cpu_ms, unit="ms", bar=bar)
+        return replace(self._ratio("per_second", name, "messages/s", bar), at_least=True)
 
     def cpu_ratio(self, name: str, bar: float) -> Measure:
-        return Measure(name=name, ours=self.ours.cpu_ms, unit="ms", yardstick=self.yardstick.cpu_ms, bar=bar)
+        return self._ratio("cpu_ms", name, "ms", bar)
+
+    def cpu(self, name: str, bar: float) -> Measure:
+        return self._alone("cpu_ms", name, "ms", bar)
 
     def switches(self, name: str, bar: float) -> Measure:
-        print(f"{name}: {self.ours.switches:.0f}, of the floor {self.yardstick.switches:.0f}")
-        return Measure(name=name, ours=self.ours.switches, unit="switches", bar=bar)
+        return self._alone("switches", name, "switches", bar)
+
+    def _ratio(self, figure: str, name: str, unit: str, bar: float) -> Measure:
+        ours, yardstick = (list(map(attrgetter(figure), side)) for side in (self.ours, self.yardstick))
+        return Measure(name=name, ours=ours, unit=unit, yardstick=yardstick, bar=bar)
+
+    def _alone(self, figure: str, name: str, unit: str, bar: float) -> Measure:
+        """Print the yardstick, because the bar limits only our figure."""
+        print(f"{name}, of the floor: {statistics.median(map(attrgetter(figure), self.yardstick)):.3g} {unit}")
+        return replace(self._ratio(figure, name, unit, bar), yardstick=None)
 
 
-async def _beside_the_floor(*asks: Ask, chunk: int = WORD) -> list[Beside]:
-    """Run each of `asks` with the floor, then with the gateway. The model sends `chunk` characters at a time."""
+async def _beside_the_floor(asks: Mapping[Ask, int], chunk: int = WORD) -> list[Beside]:
+    """Measure the floor and the gateway in turns, in this number of rounds for each of `asks`.
+
+    The model sends `chunk` characters at a time.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with (
@@ -137,11 +147,25 @@ async def _beside_the_floor(*asks: Ask, chunk: int = WORD) -> list[Beside]:
         ):
             await there.speak(chunk=chunk)
             await here.speak(chunk=chunk)
-            return [Beside(yardstick=await ask(there, bot), ours=await ask(here, subject)) for ask in asks]
+            return [await _in_turns(ask, rounds, (there, bot), (here, subject)) for ask, rounds in asks.items()]
 
 
-async def _slow_model(here: Lab, subject: Subject) -> Traffic:
+async def _in_turns(ask: Ask, rounds: int, yardstick: tuple[Lab, Subject], ours: tuple[Lab, Subject]) -> Beside:
+    theirs, our = await in_turns(rounds, partial(ask, *yardstick), partial(ask, *ours))
+    return Beside(yardstick=theirs, ours=our)
+
+
+async def _one_chat(here: Lab, subject: Subject, _: int) -> Traffic:
+    return await sequence(here, subject, 40)
+
+
+async def _burst(chats: int, per_chat: int, here: Lab, subject: Subject, number: int) -> Traffic:
+    """Measure messages in many chats at once. Each round uses different chats."""
+    return await burst(here, subject, per_chat, chats=chats, first_chat=10_000 * (number + 1))
+
+
+async def _slow_model(here: Lab, subject: Subject, number: int) -> Traffic:
     await here.model.post("config", {"latency": 2.0})
-    found = await burst(here, subject, 2, first_chat=2_000)
+    found = await burst(here, subject, 2, first_chat=2_000 + 100 * number)
     await here.model.post("config", {"latency": 0})
     return found

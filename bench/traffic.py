@@ -64,14 +64,6 @@ async def burst(here: Lab, subject: Subject, per_chat: int, *, chats: int = CHAT
     return meter.read([0.0] * len(rows), rows[-1]["t"])
 
 
-async def bursts(here: Lab, subject: Subject, rounds: int, *, per_chat: int = 10, chats: int = CHATS) -> Traffic:
-    """Return the median of several bursts. Each burst uses different chats."""
-    found = [
-        await burst(here, subject, per_chat, chats=chats, first_chat=10_000 * (number + 1)) for number in range(rounds)
-    ]
-    return sorted(found, key=lambda one: one.per_second)[rounds // 2]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
     """Results for chats that write again as soon as they get an answer."""
