@@ -5,14 +5,15 @@ import json
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
-from bench.measure import Measure
+from bench.life_bench import SETTLE_SECONDS
+from bench.measure import Measure, in_turns
 from bench.subjects import TOKEN, Lab, Subject, gateway, lab
 from bench.traffic import burst
 from tests.fakes.proc import Proc
 
-SETTLE_SECONDS = 2.0
 AGENTS = {
     "ops": {"persona": "You look after servers.", "model": "lab-8000k", "tools": {"approval": {"writes": "allow"}}},
     "support": {
@@ -30,23 +31,19 @@ ROUTES = [
 
 
 async def run(quick: bool) -> list[Measure]:
-    """Measure idle memory, and the processor time of messages to the first bot. Both gateways take turns.
-
-    The best round counts, because other programs on the machine only make a round slower.
-    """
+    """Measure idle memory, and the processor time of messages to the first bot."""
     async with _idle(is_several=False) as one, _idle(is_several=True) as several:
         memory = [subject.memory_mb for _, subject in (one, several)]
-        cpu: list[list[float]] = [[], []]
-        for number in range(6 if quick else 20):
-            for found, (here, subject) in zip(cpu, (one, several), strict=True):
-                found.append((await burst(here, subject, 4, first_chat=1_000 * (number + 1))).cpu_ms)
+        cpu = await in_turns(6 if quick else 20, *(partial(_cpu_ms, *side) for side in (one, several)))
     name = "three bots and three agents, against one"
     return [
         Measure(name=f"{name}: idle memory", ours=memory[1], unit="MB", yardstick=memory[0], bar=1, slack=4),
-        Measure(
-            name=f"{name}: processor time per message", ours=min(cpu[1]), unit="ms", yardstick=min(cpu[0]), bar=1.05
-        ),
+        Measure(name=f"{name}: processor time per message", ours=cpu[1], unit="ms", yardstick=cpu[0], bar=1.05),
     ]
+
+
+async def _cpu_ms(here: Lab, subject: Subject, number: int) -> float:
+    return (await burst(here, subject, 4, first_chat=1_000 * (number + 1))).cpu_ms
 
 
 @asynccontextmanager
