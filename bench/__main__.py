@@ -1,5 +1,9 @@
 """Run the performance suite: `python -m bench [GROUP…]` prints every figure and its bar as one table."""
 
+import logging
+
+import structlog
+
 from bench import (
     agents_bench,
     compression_bench,
@@ -51,4 +55,5 @@ GROUPS: Groups = {
 
 
 if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     run_groups("bench", __doc__, GROUPS)

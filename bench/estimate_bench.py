@@ -13,7 +13,7 @@ from statistics import fmean
 from agent.context.estimate import Estimator
 from agent.model.base import ModelRequest
 from agent.model.usage import RowTokenCache, estimated_text_tokens
-from bench.measure import Measure, table
+from bench.measure import Measure
 from bench.passages import passages
 from hermes_state.sessions import Session
 from hermes_state.transcripts import EMPTY_BODY, View
@@ -161,7 +161,3 @@ def _row(number: int, text: str) -> Message:
 def _session(reported: int | None, at_seq: int | None) -> Session:
     nothing = dict.fromkeys(Session.__struct_fields__)
     return Session(**{**nothing, "id": SessionId(1), "reported_prompt_tokens": reported, "reported_at_seq": at_seq})  # type: ignore[arg-type]  # the estimator reads these three
-
-
-if __name__ == "__main__":
-    print(table(run()))

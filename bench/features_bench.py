@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agent.documents.reading import DocumentReader
+from bench.life_bench import SETTLE_SECONDS
 from bench.measure import Measure
 from bench.subjects import Lab, Subject, gateway, lab
 from hermes_state.aio import cancel_all
@@ -22,7 +23,6 @@ from tests.postgres import running_server
 
 GROUPS, CHATS = 50, 20
 PAGES, TOOL_CALLS = 300, 6
-SETTLE_SECONDS = 2.0
 NEVER, ALWAYS = (
     {
         "HERMES_GROUPS__CONTEXT": switch,

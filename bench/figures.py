@@ -5,12 +5,11 @@ They enforce nothing, but show where to look. `--show` lists the places behind a
 
 import argparse
 import ast
-import json
 import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from bench.measure import aligned, percentile
 from bench.source import Graph, Module, cycles, import_graph, library, product
@@ -212,7 +211,6 @@ def folder_table(found: dict[str, Folder]) -> str:
 def main() -> None:
     """Print the figures, or the places behind one of them. The exit code is always 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.figures", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the same as data")
     parser.add_argument("--show", choices=SHOWN, help="places in our code behind a figure, instead of the figures")
     given = parser.parse_args()
     ours = product()
@@ -222,13 +220,8 @@ def main() -> None:
         return
     code = {"ours": ours} | {name: found for name in ANCHORS if (found := library(name))}
     columns = {name: figures(modules) for name, modules in code.items()}
-    inside = folders(ours)
-    if given.json:
-        data = {"figures": columns, "folders": {k: asdict(v) for k, v in inside.items()}, "docs": documentation()}
-        print(json.dumps(data, indent=2))
-        return
     docs = ", ".join(f"{number:,} {name}" for name, number in documentation().items())
-    print(table(columns), folder_table(inside), f"docs/: {docs}", sep="\n\n")
+    print(table(columns), folder_table(folders(ours)), f"docs/: {docs}", sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 
-from bench.measure import Measure, table
+from bench.measure import Measure
 from bench.subjects import ROOT
 from tests.fakes.hostile_provider import hostile_provider
 
@@ -32,7 +32,3 @@ async def run(quick: bool) -> list[Measure]:
     print(f"hostile replies: {worst[1]} took the most memory")
     name = "one hostile reply of each kind: peak memory above idle"
     return [Measure(name=name, ours=worst[0], unit="MB", bar=BAR)]
-
-
-if __name__ == "__main__":
-    print(table(asyncio.run(run(quick="--quick" in sys.argv))))

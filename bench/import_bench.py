@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 
-from bench.measure import Measure, table
+from bench.measure import Measure
 from bench.subjects import ROOT
 
 BAR = 200.0
@@ -32,7 +32,3 @@ def _processor_ms(*arguments: str) -> float:
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e3
-
-
-if __name__ == "__main__":
-    print(table(run(quick="--quick" in sys.argv)))

@@ -4,7 +4,6 @@ The provider is a separate process that replays recorded answers of the fake mod
 exactly the gateway's request, through its typed client, and reads the text of the reply.
 """
 
-import argparse
 import asyncio
 import gc
 import json
@@ -34,7 +33,7 @@ from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
 from bench.compression_bench import heartbeat
 from bench.conversation import Conversation
-from bench.measure import Measure, NoFailures, percentile, table
+from bench.measure import Measure, NoFailures, percentile
 from bench.replay import Recorded, kind_of, replaying
 from bench.subjects import gateway, lab, lags_of
 from hermes_state import chats
@@ -358,15 +357,3 @@ def _lag(name: str, lags: list[float]) -> Measure:
     half, most = (percentile(lags, share) * 1e3 for share in (0.5, 0.99))
     print(f"{name}: the loop is late by {half:.1f} ms half the time, by {max(lags) * 1e3:.1f} ms at most")
     return Measure(name=f"{name}: lag of the loop, p99", ours=most, unit="ms", bar=LAG_BAR)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    measures = asyncio.run(run(parser.parse_args().quick))
-    print(table(measures))
-    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -52,7 +52,8 @@ class Side:
 async def side(name: str, folder: Path, model: Mapping[str, Recorded] = AT_ONCE) -> AsyncIterator[Side]:
     """Yield a side that has no bot yet. `model`: the answers to replay."""
     async with AsyncExitStack() as stack:
-        place = _made(folder / name.replace(" ", "-"))
+        place = folder / name.replace(" ", "-")
+        place.mkdir()
         provider = await stack.enter_async_context(replaying(place, model))
         here = await stack.enter_async_context(lab())
         made = Side(name=name, here=here, model_url=f"{provider.url}/v1", folder=place, stack=stack)
@@ -77,8 +78,3 @@ def server_pid(address: str) -> int:
     """Return the id of the server process for this database."""
     with connect(address) as db:
         return parent_of(db.execute("SELECT pg_backend_pid()").fetchone()[0])
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

@@ -5,13 +5,12 @@ The times are CPU time of one thread. The stall is measured in an event loop whi
 
 import asyncio
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from bench.compression_bench import heartbeat, prepared
-from bench.measure import Measure, table
+from bench.measure import Measure
 from platforms.discord import rendering as discord
 from platforms.local.markdown import split_parts, to_html
 from platforms.telegram import rendering as telegram
@@ -102,7 +101,3 @@ def _render_all() -> None:
     for render in RENDERERS.values():
         for text in HOSTILE.values():
             render(text)
-
-
-if __name__ == "__main__":
-    print(table(run(quick="--quick" in sys.argv)))

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from bench.cpu import cpu_seconds
+from bench.measure import resident_mb
 from tests.fakes.labkit import Control
 from tests.fakes.proc import Proc
 
@@ -180,10 +181,7 @@ class Subject:
     @property
     def memory_mb(self) -> float:
         """Return the resident memory in MB."""
-        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        raise RuntimeError(f"{self.name} has ended")
+        return resident_mb(pid=self._process.pid)
 
 
 async def lags_of(subject: Subject, file: Path) -> list[float]:

@@ -257,8 +257,3 @@ async def _command_output(size: str) -> list[Measure]:
         Measure(name=f"{name}: memory gained at most", ours=grown, unit="MB", bar=MEMORY_BAR),
         Measure(name=f"{name}: lag of the loop, p99", ours=percentile(lags, 0.99) * 1e3, unit="ms", bar=LAG_BAR),
     ]
-
-
-if __name__ == "__main__":
-    for measure in asyncio.run(run(quick=False)):
-        print(measure)

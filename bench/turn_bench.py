@@ -1,10 +1,9 @@
-"""Measure the cost of checking the context window in a turn without compression: `python -m bench.turn_bench`.
+"""Measure the cost of checking the context window in a turn without compression: `make bench ARGS=turn`.
 
 It runs turns of a real agent on a real store with a model that answers at once, and compares them with an agent that
 does not measure its prompts.
 """
 
-import argparse
 import asyncio
 import gc
 import statistics
@@ -29,7 +28,7 @@ from agent.tools.registry import ToolRegistry
 from agent.turn import Agent
 from bench.compression_bench import heartbeat, prepared
 from bench.conversation import Conversation, as_new_message
-from bench.measure import Measure, table
+from bench.measure import Measure
 from hermes_state import chats, inbox, journal
 from hermes_state.compressions import Layer
 from hermes_state.engines.sqlite.store import SqliteStore
@@ -230,15 +229,3 @@ def started_turn(db: Connection, rows: Transcript) -> RunningTurn:
     inbox_id = inbox.insert(db, asked, _NOW)
     assert inbox_id is not None
     return journal.start_turn(db, chat_id, [inbox_id], {}, _NOW)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    measures = run(parser.parse_args().quick)
-    print(table(measures))
-    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import importlib
-import json
 import os
 import signal
 import sys
@@ -21,7 +20,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 from bench.measure import aligned
@@ -219,15 +217,11 @@ def main() -> None:
     """Run the walks and print their figures."""
     parser = argparse.ArgumentParser(prog="python -m bench.walk", description=__doc__)
     parser.add_argument("--all", action="store_true", help="also a command and messages that compress")
-    parser.add_argument("--json", action="store_true", help="the same as data")
     given = parser.parse_args()
     modules = product()
     walks, ignored = walk(list(WALKS) if given.all else list(WALKS)[:1], modules)
-    if given.json:
-        print(json.dumps({name: asdict(one) for name, one in walks.items()}, indent=2))
-    else:
-        print(f"Left out, as they run while nobody writes: {', '.join(ignored) or 'nothing'}", end="\n\n")
-        print(report(walks, modules))
+    print(f"Left out, as they run while nobody writes: {', '.join(ignored) or 'nothing'}", end="\n\n")
+    print(report(walks, modules))
 
 
 if __name__ == "__main__":
