@@ -4,9 +4,10 @@ Every step is committed before the next begins, so the stored rows alone show wh
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 import msgspec
@@ -183,7 +184,7 @@ class Agent:
         view = await self._view(turn.conversation, model, prompt)
         if prompt is not None and prompt.request.system == view.session.system_prompt:
             prompt = replace(prompt, view=view)  # only the stored system prompt differs
-        has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
+        has_begun = view.session.depth > 0 or any(row.body.calls for row in _rows_of(turn.id, view.transcript))
         # Ask the store, because the view does not contain rounds that were compressed.
         rounds = await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
         state = _RunState(turn=turn, model=model, on_text=on_text, on_step=on_step, rounds=rounds)
@@ -373,12 +374,19 @@ def _lower_output(request: ModelRequest, error: OutputCapExceeded) -> int:
     return lower
 
 
+def _rows_of(turn_id: TurnId, transcript: Transcript) -> Iterator[Message]:
+    """Yield the rows of the newest turn, newest first. Earlier turns, which can have thousands of rows, are not read.
+
+    Rows without a turn, such as a handoff, can be between the turn's rows.
+    """
+    newest = takewhile(lambda row: row.turn_id is None or row.turn_id >= turn_id, reversed(transcript))
+    return (row for row in newest if row.turn_id == turn_id)
+
+
 def _open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
     """Return the turn's newest model reply and its calls that have no result yet. Return None if no call is open."""
     answered: set[str] = set()
-    for row in reversed(transcript):
-        if row.turn_id != turn_id:
-            continue
+    for row in _rows_of(turn_id, transcript):
         if row.role is MessageRole.TOOL and row.tool_call_id is not None:
             answered.add(row.tool_call_id)
         elif row.role is MessageRole.ASSISTANT:

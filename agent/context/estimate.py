@@ -155,8 +155,10 @@ class Estimator:
 
     def _since(self, session: Session, request: ModelRequest) -> Size:
         seq = session.reported_at_seq or 0
-        # The rows that belong to the session itself are at the end, in order.
-        own = takewhile(lambda row: row.session_id == session.id, reversed(request.transcript))
+        # The rows that belong to the session itself are at the end, in order. Replaced rows have a negative `seq`.
+        own = takewhile(
+            lambda row: row.session_id == session.id and not 0 < row.seq <= seq, reversed(request.transcript)
+        )
         return self.rows_size([row for row in own if row.seq > seq], request.style)
 
     def size(self, request: ModelRequest) -> Size:

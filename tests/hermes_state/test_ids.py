@@ -19,6 +19,7 @@ ALLOWED: Mapping[str, tuple[int, str]] = {
     "agent/context/carried/choice.py": (2, ONE_CHAT),
     "agent/context/controller.py": (2, ONE_CHAT),
     "agent/tool_calls.py": (2, ONE_CHAT),
+    "agent/turn.py": (1, ONE_CHAT),
     "agent/tools/recall.py": (1, "one search: what is before and after its hits"),
     "agent/tools/files/send_file.py": (1, ONE_CHAT),
     "gateway/commands/turns.py": (3, ONE_CHAT),

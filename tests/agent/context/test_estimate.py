@@ -23,6 +23,7 @@ TOOLS = (
 SYSTEM = "You are a patient assistant who answers in the language of the person who asks. " * 20
 STYLE = WireStyle(image_urls=dict.fromkeys(range(1, 50), "data:image/png;base64,AAAA"))
 
+SHORT = st.integers(1, 20)
 TEXTS = {
     "English": "The ferry leaves at nine, and if the wind holds we can be on the island before noon. ",
     "code": "for row in rows:\n    total += sizes.of(row, limit=LIMIT)  # measured once\n",
@@ -85,6 +86,21 @@ def test_only_rows_since_the_last_report_are_estimated() -> None:
     assert estimator.prompt(known, request(rows)) == pytest.approx(covered + 100 + since, rel=0.02)
     nothing_new = view(rows, reported=covered + 100, at_seq=rows[-1].seq)
     assert estimator.prompt(nothing_new, request(rows)) == covered + 100
+
+
+@given(data=st.data())
+def test_the_rows_since_a_report_are_the_same_as_in_a_full_count(data: st.DataObject) -> None:
+    """The search for these rows ends early. A row that replaces a shortened one has a negative `seq`."""
+    earlier = [answer("An earlier answer. " * count, session_id=SessionId(0)) for count in data.draw(st.lists(SHORT))]
+    own = [
+        human("A question. " * count, seq=-number if is_replaced else number)
+        for number, (count, is_replaced) in enumerate(data.draw(st.lists(st.tuples(SHORT, st.booleans()))), 1)
+    ]
+    rows, at_seq = (*earlier, *own), data.draw(st.integers(0, len(own) + 1))
+    estimator = Estimator()
+    whole = estimator.whole(request(rows))
+    covered = whole - estimator.rows([row for row in own if row.seq > at_seq], STYLE)
+    assert estimator.prompt(view(rows, reported=covered, at_seq=at_seq), request(rows)) == whole
 
 
 def test_reasoning_tokens_do_not_count_towards_the_next_prompt() -> None:
