@@ -4,7 +4,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias
+
+import orjson
 
 from agent.model.wire import WireStyle
 from hermes_state.errors import ModelError, ModelNotFound, ShapeRejected
@@ -74,13 +77,18 @@ class Endpoint:
     network: NetworkSettings = field(default_factory=NetworkSettings, repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ToolSchema:
     """Description of a tool for the model. `parameters` is a JSON schema of type object."""
 
     name: str
     description: str
     parameters: Mapping[str, object]
+
+    @cached_property
+    def text(self) -> str:
+        """The schema as one text, to estimate its tokens."""
+        return f"{self.name} {self.description} {orjson.dumps(self.parameters).decode()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

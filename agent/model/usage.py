@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-import orjson
-
 from agent.handoff import framed
-from agent.model.base import ModelReply, ModelRequest
+from agent.model.base import ModelReply, ModelRequest, ToolSchema
 from agent.model.wire import WireStyle
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import CanonicalUsage, EstimatedTokens, Message, MessageRole, MicroUsd, Origin, micro_usd
@@ -90,9 +88,8 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
     return EstimatedTokens(int(total) + 1)
 
 
-def estimated_schema_tokens(name: str, description: str, parameters: Mapping[str, object]) -> EstimatedTokens:
-    schema = f"{name} {description} {orjson.dumps(parameters).decode()}"
-    return EstimatedTokens(8 + cached_text_tokens(schema))  # 8 tokens for the frame around a schema
+def estimated_schema_tokens(schema: ToolSchema) -> EstimatedTokens:
+    return EstimatedTokens(8 + cached_text_tokens(schema.text))  # 8 tokens for the frame around a schema
 
 
 @lru_cache(maxsize=256)
@@ -341,5 +338,4 @@ def rows_size(rows: Iterable[Message], style: WireStyle, sizes: RowTokenCache = 
 
 def fixed_tokens(request: ModelRequest) -> int:
     """Return the estimated number of tokens in the system prompt and the tool schemas, not adjusted to the model."""
-    tools = (estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in request.tools)
-    return cached_text_tokens(request.system) + sum(tools)
+    return cached_text_tokens(request.system) + sum(map(estimated_schema_tokens, request.tools))

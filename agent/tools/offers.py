@@ -167,7 +167,7 @@ def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> 
 
 
 def schema_tokens(tool: Tool) -> int:
-    return estimated_schema_tokens(tool.name, tool.description, tool.schema.parameters)
+    return estimated_schema_tokens(tool.schema)
 
 
 class _MoreToolsArguments(Arguments, frozen=True):

@@ -7,7 +7,7 @@ plugins and MCP servers can have a JSON schema instead of a type. Error messages
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import entry_points
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -140,7 +140,7 @@ ToolFunction: TypeAlias = Callable[[Any, ToolContext], Awaitable["str | ToolRepl
 """Function that a tool runs. Receives parsed arguments, and returns the result for the model or raises `ToolError`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tool:
     """Tool that a model can call. `name` has at most 64 characters, all of them letters, digits, `_` or `-`."""
 
@@ -185,7 +185,7 @@ class Tool:
     step: StepWords | None = None
     """Words that tell people about the calls. None: a general sentence with the tool's name."""
 
-    @property
+    @cached_property
     def schema(self) -> ToolSchema:
         return ToolSchema(name=self.name, description=self.description, parameters=schema_of(self.parameters))
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.handoff import framed
+from agent.model.base import ToolSchema
 from agent.model.usage import (
     BLOCK_TOKENS,
     MESSAGE_TOKENS,
@@ -136,10 +137,10 @@ def test_the_cache_of_row_sizes_is_bounded(picks: list[int]) -> None:
 
 
 def test_a_schema_counts_with_all_its_words() -> None:
-    small = estimated_schema_tokens("look", "Looks.", {"type": "object", "properties": {}})
+    small = ToolSchema(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
     words = " ".join(random.Random(1).choices(["place", "harbour", "weather", "time"], k=200))
-    large = estimated_schema_tokens("look", words, {"type": "object", "properties": {"at": {"type": "string"}}})
-    assert large - small > 190
+    large = replace(small, description=words, parameters={"type": "object", "properties": {"at": {"type": "string"}}})
+    assert estimated_schema_tokens(large) - estimated_schema_tokens(small) > 190
 
 
 def test_the_words_around_a_handoff_count() -> None:
