@@ -166,6 +166,8 @@ class TurnRunner:
                     raise AgentRemovedError(turn.agent)
                 with own_cancellation():
                     await self._answer(turn, preview)
+                for _ in range(2):  # the answer's sender, then its request; the log line and the lane can wait
+                    await asyncio.sleep(0)
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
             except ApprovalNeededError:
                 log.info("turn.waiting")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from agent.model.base import ModelReply, ModelRequest
 from agent.tools.registry import Tool, ToolContext
@@ -20,6 +21,7 @@ from hermes_state.store.writer import Store
 from hermes_state.talk import switch
 from hermes_state.turns import take_up
 from hermes_state.values import AttachmentKind, ChatKind, IncomingAttachment, Origin, ToolEffect
+from platforms.base import SendRequest
 from tests.databases import place_of
 from tests.gateway.helpers import (
     BOB,
@@ -63,6 +65,24 @@ async def test_messages_are_answered_one_turn_after_another_in_order(serve: Serv
             await gateway.say(f"m{number}")
         assert await gateway.replies(6) == [f"echo: m{number}" for number in range(6)]
         assert gateway.model.most_running == 1
+
+
+async def test_the_answer_is_requested_before_the_turn_is_logged(serve: Serve) -> None:
+    events: list[str] = []
+
+    class LoggedAdapter(MemoryAdapter):
+        async def send(self, request: SendRequest) -> str:
+            await asyncio.create_task(self._write())  # HTTP clients write in a task of their own
+            return await super().send(request)
+
+        async def _write(self) -> None:
+            events.extend(["requested", *(entry["event"] for entry in logs if entry["event"] == "turn.finished")])
+
+    with capture_logs() as logs:
+        async with serve(adapter=LoggedAdapter()) as gateway:
+            assert await gateway.ask("hello") == "echo: hello"
+            await eventually(lambda: any(entry["event"] == "turn.finished" for entry in logs), "the turn is logged")
+    assert events == ["requested"]
 
 
 async def test_a_turn_started_with_its_message_equals_one_started_by_a_lane(serve: Serve) -> None:
