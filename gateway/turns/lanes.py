@@ -23,7 +23,7 @@ from gateway.turns.ownership import Ownership
 from gateway.turns.refusals import pause_schedules, refuse
 from gateway.turns.runner import MAX_RESTARTS, ActiveTurn, TurnRunner
 from hermes_state import attachments, inbox, journal
-from hermes_state.agents import RoutedAgent, load_agent, load_state, settle
+from hermes_state.agents import RoutedAgent, load_state, settle
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import is_unreachable, load_chat
 from hermes_state.errors import StateError, StoreBroken
@@ -94,7 +94,7 @@ class Lane:
     async def _step(self) -> bool:
         """Do the next piece of work. Return False if no work is left."""
         loaded = self._lanes.runtime.live.loaded
-        turn, rows, has_remains, routed = await self._lanes.store.read_short(
+        turn, rows, has_remains, routed, agent = await self._lanes.store.read_short(
             _load_work, self._chat_id, self._lanes.routed_agent
         )
         if turn is not None and turn.is_waiting:
@@ -125,7 +125,7 @@ class Lane:
         elif (seconds := self._held_for(burst[-1], held_until(burst, rows))) > 0:
             await wait_until(self.woken, seconds)
         else:
-            await self._start(burst, loaded)
+            await self._start(burst, loaded, agent)
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
@@ -135,7 +135,7 @@ class Lane:
             self._held = last.id, time.monotonic() + held_ms / 1000
         return self._held[1] - time.monotonic() if until else 0.0
 
-    async def _start(self, rows: Sequence[InboxRow], loaded: LoadedConfig) -> None:
+    async def _start(self, rows: Sequence[InboxRow], loaded: LoadedConfig, agent: str) -> None:
         """Start a turn. `loaded` is the configuration whose routes selected the agent."""
         lanes = self._lanes
         revoked = [row for row in rows if await lanes.access.load_role(row.sender_ref) is None]
@@ -147,7 +147,6 @@ class Lane:
         if any(row.payload.attachments for row in rows) and not await self._ownership.can_fetch(self._chat_id):
             self._is_closing = True  # the process that serves the chat's account fetches the files
             return
-        agent = await lanes.store.read_short(load_agent, self._chat_id)
         lost = [row for row in rows if row.payload.via is InputKind.SCHEDULED and row.payload.agent != agent]
         if lost:
             await lanes.store.write(pause_schedules, lost, lanes.clock.now())
@@ -425,10 +424,10 @@ def _start_turn(
 
 def _load_work(
     db: Connection, chat_id: ChatId, routed_of: Callable[[ChatKey, ChatKind, ChatScope, UserRef], RoutedAgent]
-) -> tuple[RunningTurn | None, list[InboxRow], bool, RoutedAgent | None]:
+) -> tuple[RunningTurn | None, list[InboxRow], bool, RoutedAgent | None, str]:
     """Return the open turn, or else the waiting rows, and True if unbound document parts must be removed.
 
-    The last value is None, unless another agent must take over before the first row.
+    The last values are None, unless another agent must take over before the first row, and the agent of that row.
     """
     turn = find_open_turn(db, chat_id)
     rows = inbox.load_waiting(db, chat_id) if turn is None else []
@@ -436,10 +435,10 @@ def _load_work(
     held = scheduled if scheduled and is_unreachable(db, chat_id) else ()
     has_remains = turn is None and load_note(db, attachments.PARTS_NOTE.format(chat_id)) is not None
     waiting = [row for row in rows if not row.runs_at_once and row.id not in held]
-    first, routed = next((row for row in waiting if row.kind is not InboxKind.NOTICE), None), None
+    first, routed, agent = next((row for row in waiting if row.kind is not InboxKind.NOTICE), None), None, ""
     if first is not None and not first.asks_for_agent:
         chat = load_chat(db, chat_id)
         routed = routed_of(chat.key, chat.kind, chat.scope, first.sender_ref)
         state = load_state(db, chat_id, routed)
-        routed = None if state.next_agent == state.agent else routed
-    return turn, waiting, has_remains, routed
+        agent, routed = state.agent, None if state.next_agent == state.agent else routed
+    return turn, waiting, has_remains, routed, agent
