@@ -32,12 +32,16 @@ PART_ENTITIES = 100
 """Maximum number of entities in a message. Telegram ignores any further entities."""
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
+_PROSE = re.compile(r"[^\W\d_](?:[^\W_]|[ ,.;:?!'()-]){0,500}+(?<! )")
+"""A short line without any markup. The parser would return it unchanged."""
 _STYLES = {"strong": "bold", "em": "italic", "s": "strikethrough"}
 _HEADINGS = {"h1": ("bold", "underline"), "h2": ("bold", "underline"), "h3": ("bold",), "h4": ("bold",)}
 
 
 def render(markdown: str, tables: TableStyle = "list") -> Sequence[OutboundPart]:
     """Render Markdown as parts within `PART_UNITS`, at least one. A cut code block continues in the next part."""
+    if _PROSE.fullmatch(markdown):
+        return [_part(markdown, ())]
     source = with_newlines(well_formed(markdown))
     writer = _EntityWriter(source.split("\n"), tables)
     for token in _PARSER.parse(source):

@@ -33,6 +33,12 @@ def covered(part: OutboundPart, entity: Mapping[str, Any]) -> str:
     return units.decode("utf-16-le")
 
 
+@given(st.from_regex(r"[^\W\d_]([^\W_]|[ ,.;:?!'()-])*(?<! )", fullmatch=True))
+def test_a_line_without_markup_stays_the_same_alone_and_in_a_longer_text(line: str) -> None:
+    assert render(line) == [OutboundPart(text=line, plain=line)]
+    assert render(f"{line}\n\n`code`")[0].text == f"{line}\n\ncode"
+
+
 def test_a_cut_keeps_letters_with_their_accents() -> None:
     text = "x" + "e\u0301" * PART_UNITS
     parts = [part.text for part in render(text)]
