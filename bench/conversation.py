@@ -43,23 +43,21 @@ class Conversation:
         self._returned = ["\n".join(texts[kind]) for kind in _RETURNED]
         self._steps = itertools.count(1)
 
-    def transcript(self, count: int, *, first_id: int = 1, session_id: int = 1) -> Transcript:
+    def transcript(self, count: int) -> Transcript:
         """Return at least `count` rows, in complete turns. The last row is a message without an answer yet."""
         rows: list[Message] = []
         for turn in itertools.count(1):
             if len(rows) >= count - 1:
                 break
-            rows += self._turn(len(rows), first_id, session_id, turn)
-        asked = self._row(
-            len(rows), first_id, session_id, turn, MessageRole.USER, Origin.HUMAN, self._said(), sender=_PEOPLE[0]
-        )
+            rows += self._turn(len(rows), turn)
+        asked = _row(len(rows), turn, MessageRole.USER, Origin.HUMAN, self._said(), sender=_PEOPLE[0])
         return (*rows, asked)
 
-    def _turn(self, at: int, first_id: int, session_id: int, turn: int) -> Iterator[Message]:
+    def _turn(self, at: int, turn: int) -> Iterator[Message]:
         indexes = itertools.count(at)
 
         def row(role: MessageRole, origin: Origin, text: str, **more: Any) -> Message:
-            return self._row(next(indexes), first_id, session_id, turn, role, origin, text, **more)
+            return _row(next(indexes), turn, role, origin, text, **more)
 
         yield row(MessageRole.USER, Origin.HUMAN, self._said(), sender=self._chance.choice(_PEOPLE))
         for _ in range(self._chance.choice((0, 0, 1, 1, 2))):
@@ -71,36 +69,6 @@ class Conversation:
         if self._chance.random() < 0.3:
             answer += f"\n\n```python\n{self._piece(self._returned[0], 600)}\n```"
         yield row(MessageRole.ASSISTANT, Origin.ASSISTANT, answer)
-
-    def _row(
-        self,
-        index: int,
-        first_id: int,
-        session_id: int,
-        turn: int,
-        role: MessageRole,
-        origin: Origin,
-        text: str,
-        *,
-        sender: tuple[str, str] | None = None,
-        call: ToolCall | None = None,
-        body: MessageBody = EMPTY_BODY,
-    ) -> Message:
-        return Message(
-            id=MessageId(first_id + index),
-            session_id=SessionId(session_id),
-            seq=index + 1,
-            role=role,
-            origin=origin,
-            text=text,
-            body=body,
-            sender_ref=sender[0] if sender is not None else None,
-            sender_name=sender[1] if sender is not None else None,
-            turn_id=TurnId(turn),
-            tool_call_id=call.id if call is not None else None,
-            tool_name=call.name if call is not None else None,
-            created_at=Millis(BEGAN_AT + index * 60_000),
-        )
 
     def _said(self) -> str:
         texts = self._chance.choice(self._spoken)
@@ -125,6 +93,34 @@ class Conversation:
     def _piece(self, text: str, size: int) -> str:
         start = self._chance.randrange(max(1, len(text) - size))
         return text[start : start + size]
+
+
+def _row(
+    index: int,
+    turn: int,
+    role: MessageRole,
+    origin: Origin,
+    text: str,
+    *,
+    sender: tuple[str | None, str | None] = (None, None),
+    call: ToolCall | None = None,
+    body: MessageBody = EMPTY_BODY,
+) -> Message:
+    return Message(
+        id=MessageId(index + 1),
+        session_id=SessionId(1),
+        seq=index + 1,
+        role=role,
+        origin=origin,
+        text=text,
+        body=body,
+        sender_ref=sender[0],
+        sender_name=sender[1],
+        turn_id=TurnId(turn),
+        tool_call_id=call.id if call is not None else None,
+        tool_name=call.name if call is not None else None,
+        created_at=Millis(BEGAN_AT + index * 60_000),
+    )
 
 
 def as_chat_messages(transcript: Sequence[Message]) -> list[Mapping[str, Any]]:

@@ -227,7 +227,7 @@ def _model(protocol: Protocol, url: str, streams: bool) -> ChatModel:
 def _request(rows: int, payer: Payer) -> ModelRequest:
     return ModelRequest(
         system=DEFAULT_PERSONA,
-        transcript=Conversation().transcript(rows)[-rows:] if rows == 1 else Conversation().transcript(rows),
+        transcript=Conversation().transcript(rows),
         tools=tuple(tool.schema for tool in recall_tools()),
         max_output_tokens=Tokens(1_000),
         payer=payer,
