@@ -158,7 +158,7 @@ def start_subagent_session(db: Connection, chat_id: ChatId, call_message_id: Mes
     """Start the lineage of a sub-agent. The chat keeps its active session."""
     query = """INSERT INTO sessions
       (key, chat_id, parent_session_id, lineage_id, kind, agent, chosen_model, reasoning_effort, started_at)
-    SELECT :key, s.chat_id, s.id, 0, 'subagent', s.agent, s.chosen_model, s.reasoning_effort, :now
+    SELECT :key, s.chat_id, s.id, -s.chat_id, 'subagent', s.agent, s.chosen_model, s.reasoning_effort, :now
     FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id = :call_message_id"""
     values = {"key": free_session_key(db, chat_id, now), "call_message_id": call_message_id, "now": now}
     lineage_id = insert_row(db, LineageId, query, values)
@@ -170,7 +170,7 @@ def start_subagent_session(db: Connection, chat_id: ChatId, call_message_id: Mes
 def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     """Start a new lineage with the chat's agent, and make it the chat's active session."""
     query = """INSERT INTO sessions (key, chat_id, lineage_id, agent, started_at)
-    SELECT ?, id, 0, agent, ? FROM chats WHERE id = ?"""
+    SELECT ?, id, -id, agent, ? FROM chats WHERE id = ?"""
     session_id = insert_row(db, SessionId, query, (free_session_key(db, chat_id, now), now, chat_id))
     db.execute("UPDATE sessions SET lineage_id = id WHERE id = ?", (session_id,))
     db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (session_id, now, chat_id))

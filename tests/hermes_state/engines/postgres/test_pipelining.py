@@ -1,13 +1,18 @@
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import TypeAlias
 
 import psycopg
 import pytest
 
+from hermes_state.chats import ensure_chat
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.reads import run_pipelined
+from hermes_state.sessions import start_session
 from hermes_state.store.sql import nested, scalar
+from hermes_state.values import ChatId, ChatKey, ChatKind, Millis
 from tests.postgres import Postgres, count_trips
 
 pytestmark = pytest.mark.cluster
@@ -78,6 +83,24 @@ def test_a_savepoint_contains_one_function_only(db: PostgresConnection, step: St
     run_pipelined(db, [careful("a"), step("b", 3), careful("c")])
     assert told == ["a0", "b0", "c0", "b1", "b2", "a-later0", "c-later0"]
     assert stored(db) == sorted(told)
+
+
+def test_sessions_of_several_chats_start_side_by_side(postgres: Postgres) -> None:
+    keys = [ChatKey(platform="local", account="local", chat_ref=str(number)) for number in range(3)]
+    with ExitStack() as stack:
+        url = stack.enter_context(postgres.fresh_database())
+        db, other = (stack.enter_context(contextlib.closing(PostgresConnection.open(url))) for _ in range(2))
+        chats = [ensure_chat(db, key, ChatKind.LOCAL, None, Millis(0)) for key in keys]
+        db.execute("BEGIN")
+
+        def start(chat_id: ChatId) -> None:
+            start_session(db, chat_id, Millis(0))
+
+        run_pipelined(db, [partial(start, chat_id) for chat_id in chats[:2]])
+        other.execute("SET lock_timeout = '5s'")
+        start_session(other, chats[2], Millis(0))  # another writer does not wait for the open transaction
+        db.execute("COMMIT")
+        assert scalar(db, int, "SELECT count(*) FROM sessions WHERE lineage_id = id") == len(chats)
 
 
 def test_a_swallowed_error_does_not_end_the_other_functions(
