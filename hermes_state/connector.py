@@ -6,7 +6,6 @@ resolve the names of hosts.
 
 import asyncio
 import base64
-import functools
 import re
 import ssl
 from collections.abc import Callable
@@ -18,13 +17,8 @@ from python_socks import ProxyError as SocksError
 from python_socks import ProxyType
 from yarl import URL
 
+from hermes_state.imports import ssl_context
 from hermes_state.network import NetworkSettings, Proxy, Route, Target, no_proxy
-
-
-@functools.cache
-def ssl_context() -> ssl.SSLContext:
-    """Return the shared TLS context. Creating another would block the event loop for 20 ms and use a megabyte."""
-    return ssl.create_default_context()  # httpx2's own function would import another transport
 
 
 class ProxyFault(aiohttp.ClientProxyConnectionError):

@@ -6,8 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-from threading import get_ident
-from typing import Any
+from threading import Lock, get_ident
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import ssl  # imported late, because most commands of the command line do not need it
+
+_tls = Lock()
+_contexts = list["ssl.SSLContext"]()
 
 
 @contextmanager
@@ -57,3 +63,40 @@ def defer(name: str) -> None:
     sys.modules[name] = package
     if parent:
         setattr(sys.modules[parent], name.removeprefix(f"{parent}."), package)  # as every import does
+
+
+def ssl_context() -> "ssl.SSLContext":
+    """Return the shared TLS context. Reading the certificates again would take 20 ms and a megabyte."""
+    import ssl
+
+    with _tls:
+        if not _contexts:
+            _contexts.append(ssl.create_default_context())  # httpx2's own function would import another transport
+        return _contexts[0]
+
+
+def import_aiohttp() -> None:
+    """Import aiohttp with the shared TLS context as its default.
+
+    At its import, aiohttp reads all certificates twice: for a default context, and for one that verifies nothing. See
+    docs/decisions/0032-what-a-start-does-not-load.md.
+    """
+    import ssl
+
+    shared, thread = ssl_context(), get_ident()
+    make, read = ssl.create_default_context, ssl.SSLContext.set_default_verify_paths
+
+    def make_here(*args: Any, **options: Any) -> ssl.SSLContext:
+        return shared if get_ident() == thread else make(*args, **options)
+
+    def read_elsewhere(context: ssl.SSLContext) -> None:
+        if get_ident() != thread:
+            read(context)
+
+    ssl.create_default_context = make_here
+    ssl.SSLContext.set_default_verify_paths = read_elsewhere  # type: ignore[method-assign, assignment]
+    try:
+        importlib.import_module("aiohttp")
+    finally:
+        ssl.create_default_context = make
+        ssl.SSLContext.set_default_verify_paths = read  # type: ignore[method-assign]

@@ -31,7 +31,7 @@ def load() -> None:
     for name in IMPORTED_LATE:
         importlib.import_module(name)
     from agent.model.catalog import known_model, price_of
-    from hermes_state.connector import ssl_context
+    from hermes_state.imports import ssl_context
     from hermes_state.redaction import redact
 
     redact("a password or api_key=token")  # compiles the patterns

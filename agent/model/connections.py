@@ -13,7 +13,8 @@ import httpx2
 
 from agent.model.base import Endpoint
 from agent.model.replies import guards
-from hermes_state.connector import connector_for, ssl_context
+from hermes_state.connector import connector_for
+from hermes_state.imports import ssl_context
 from hermes_state.network import NetworkSettings
 
 

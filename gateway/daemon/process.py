@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import structlog
@@ -19,6 +20,7 @@ from gateway.config.files import prepare_home
 from gateway.logs import configure_logging
 from hermes_state.disk import Room, release_reserve
 from hermes_state.errors import HermesError
+from hermes_state.imports import ssl_context
 from hermes_state.setting_types import plain
 from hermes_state.store.lock import FileLock
 
@@ -43,6 +45,7 @@ def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any)
         refuse_early(loaded, url, is_fresh=is_fresh)
     # There is no garbage until all parts exist, and looking for it would take 10 % of the start-up time.
     gc.disable()
+    Thread(target=ssl_context).start()  # OpenSSL reads the certificates without Python's lock
     # Import this late, because the SDKs take half a second to import and a configuration error must be reported fast.
     from gateway.daemon.run import run_daemon
     from gateway.turns.attachments import open_attachments

@@ -30,6 +30,7 @@ from gateway.models.routes import all_routes, capacity_in, routes_of_agents
 from hermes_state.admin.pairings import UserRole
 from hermes_state.agents import UNNAMED, RoutedAgent
 from hermes_state.errors import CommandError, ConfigError
+from hermes_state.imports import ssl_context
 from hermes_state.network import NetworkSettings
 from hermes_state.text import closest
 from hermes_state.values import ChatKey, ChatScope, LineageId
@@ -279,7 +280,7 @@ def preload(loaded: LoadedConfig) -> None:
     if protocols:
         for name in sorted(protocols):
             importlib.import_module(f"agent.model.protocols.{name}")
-        importlib.import_module("hermes_state.connector").ssl_context()
+        ssl_context()
     load_features()
     if config.transcription.model is not None or config.voice.model is not None:
         importlib.import_module("agent.model.audio")

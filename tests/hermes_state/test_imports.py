@@ -1,4 +1,5 @@
 import importlib
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -69,3 +70,31 @@ def test_missing_and_imported_packages_are_not_deferred() -> None:
     assert "no_such_package" not in sys.modules
     defer("json")
     assert "loads" in vars(sys.modules["json"])
+
+
+def test_aiohttp_shares_the_certificates_and_other_threads_read_their_own() -> None:
+    code = """
+import ssl, threading
+from hermes_state.imports import import_aiohttp, ssl_context
+reads, real = [], ssl.SSLContext.set_default_verify_paths
+def count(context):
+    reads.append(threading.current_thread().name)
+    real(context)
+ssl.SSLContext.set_default_verify_paths = count
+import importlib
+load = importlib.import_module
+def other(name):
+    thread = threading.Thread(target=ssl.create_default_context, name="other")
+    thread.start()
+    thread.join()
+    return load(name)
+importlib.import_module = other
+import_aiohttp()
+import aiohttp.connector
+assert reads == ["MainThread", "other"], reads
+assert aiohttp.connector._SSL_CONTEXT_VERIFIED is ssl_context()
+assert aiohttp.connector._SSL_CONTEXT_UNVERIFIED.verify_mode is ssl.CERT_NONE
+assert ssl.SSLContext.set_default_verify_paths is count
+assert ssl.create_default_context is not ssl_context and ssl.create_default_context() is not ssl_context()
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)

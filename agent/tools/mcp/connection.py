@@ -27,8 +27,9 @@ from agent.settings import ServerSettings
 from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text
 from agent.tools.mcp.settings import RemoteResult, RemoteTool, ServerCatalog
 from agent.tools.mcp.stdio import INVALID_ANSWER, MAX_WEIGHT, TOO_LARGE, stdio_streams, weight
-from hermes_state.connector import socks_options, ssl_context
+from hermes_state.connector import socks_options
 from hermes_state.errors import ToolError
+from hermes_state.imports import ssl_context
 from hermes_state.network import Proxy
 from hermes_state.setting_types import plain_texts
 
