@@ -40,7 +40,7 @@ def run(
     If the database is missing, restore it, or use --fresh to start with an empty database. --fresh never touches an
     existing database.
     """
-    with without("rich"):  # structlog would import rich for tracebacks, which we do not use
+    with without("rich", "greenlet"):  # structlog would import them for tracebacks and greenlets, which we do not use
         from gateway.daemon.process import (
             serve,  # logging takes longer to import than the whole command line
         )

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import msgspec
 import orjson
 from markdown_it.token import Token
-from telegramify_markdown import MessageEntity
+from telegramify_markdown.entity import MessageEntity
 
 from hermes_state.text import well_formed
 from hermes_state.values import OutboundPart
