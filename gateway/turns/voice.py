@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import structlog
-from markdown_it.token import Token
 
 from agent.model.base import Endpoint, Payer
 from agent.model.client import BaseClient
@@ -50,9 +49,10 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Clock, IncomingAttachment, Millis, OutboundPart, OutboxId
-from platforms.markdown import parser
 
 if TYPE_CHECKING:  # loads an SDK, so it is imported only for type checks
+    from markdown_it.token import Token
+
     from agent.model.audio import SpeechClient, TranscriptionClient
 
 log = structlog.get_logger()
@@ -315,6 +315,8 @@ _URL = re.compile(r"\b(?:https?://|www\.)\S+")
 
 def spoken_text(markdown: str) -> tuple[str, bool]:
     """Return the text to speak, without code blocks, tables, images and addresses, and True if it is complete."""
+    from platforms.markdown import parser  # not at the start, because it takes 30 ms
+
     lines = (" ".join(_URL.sub("", _words(block)).split()) for block in parser().parse(markdown))
     text = "\n".join(line if _LINE_END.search(line) else f"{line}." for line in lines if re.search(r"\w", line))
     if len(text) <= MAX_SPOKEN:
@@ -324,7 +326,7 @@ def spoken_text(markdown: str) -> tuple[str, bool]:
     return cut[: end if end > 0 else MAX_SPOKEN].strip(), False
 
 
-def _words(block: Token) -> str:
+def _words(block: "Token") -> str:
     spoken = {"text", "code_inline"}
     inline = block.children or ()
     return "".join(token.content if token.type in spoken else " " * token.type.endswith("break") for token in inline)

@@ -28,9 +28,8 @@ from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import MessageNotFound, connection_errors, rest_errors
 from platforms.discord.event_queue import EventQueue, FetchHistory, MessageEvent
-from platforms.discord.inbound import PLATFORM, FileRef, scope_of, snowflake_at
+from platforms.discord.inbound import LIMIT, PLATFORM, FileRef, scope_of, snowflake_at
 from platforms.discord.outbound import DiscordSender
-from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import SlashCommands, TicketRegistry
 from platforms.files import CHUNK_BYTES, save_stream
 from platforms.settings import DiscordSettings
@@ -105,6 +104,8 @@ class DiscordAdapter:
             raise
 
     def render(self, text: str) -> Sequence[OutboundPart]:
+        from platforms.discord.rendering import render  # after the connection, because it takes 30 ms
+
         return render(text, tables=self._settings.tables)
 
     async def send(self, request: SendRequest) -> str:

@@ -12,12 +12,13 @@ import msgspec
 from hermes_state import values
 from hermes_state.errors import MessageRejected
 from hermes_state.values import AttachmentKind, ChatKind, InboundMessage, IncomingAttachment, Millis, Sender
-from platforms.discord.rendering import LIMIT
 from platforms.files import UNREADABLE_QUOTE, kind_of
 from platforms.settings import DiscordSettings
 from platforms.text import utf16_units
 
 PLATFORM = "discord"
+LIMIT = 2000
+"""Maximum length of a Discord message, in UTF-16 code units."""
 PERSON_MARK = "@"
 """Mark of a chat reference that names a person, because the id of their direct chat is not known yet."""
 _SPOKEN = (discord.MessageType.default, discord.MessageType.reply)

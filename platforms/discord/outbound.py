@@ -23,8 +23,7 @@ from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejected
-from platforms.discord.inbound import PERSON_MARK, snowflake_at
-from platforms.discord.rendering import LIMIT, render
+from platforms.discord.inbound import LIMIT, PERSON_MARK, snowflake_at
 from platforms.discord.slash import PRIVATE, Ticket, TicketRegistry, button_view
 from platforms.settings import DiscordSettings
 from platforms.text import UNFINISHED, unfinished
@@ -65,6 +64,8 @@ class DiscordSender:
         """Show the unfinished answer, or only its end if it is too long for one message."""
         if preview.since is not None:
             return await self._find_earlier(preview.chat.chat_ref, f"preview:{preview.number}:", preview.since)
+        from platforms.discord.rendering import render
+
         limit = LIMIT - len("…\n") - len(UNFINISHED)
         parts = await asyncio.to_thread(render, preview.text, limit, self.settings.tables)
         part = unfinished(parts[-1])

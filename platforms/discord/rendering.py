@@ -11,6 +11,7 @@ from markdown_it.token import Token
 
 from hermes_state.text import well_formed
 from hermes_state.values import OutboundPart
+from platforms.discord.inbound import LIMIT
 from platforms.formulas import add_formulas, shown
 from platforms.markdown import (
     BREAK,
@@ -27,9 +28,6 @@ from platforms.markdown import (
 )
 from platforms.settings import TableStyle
 from platforms.text import PartWriter, utf16_units, with_newlines
-
-LIMIT = 2000
-"""Maximum length of a Discord message, in UTF-16 code units."""
 
 _INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060-\u2064\ufeff\u00ad\x00-\x1f\x7f]")
 _SPOILER = r"(?<![\w\\|])\|\|(?![\s|])[^|\n]{2,}(?<!\s)\|\|(?![\w|])"

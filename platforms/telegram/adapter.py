@@ -28,12 +28,10 @@ from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, Me
 from platforms.buttons import ButtonCommandStore
 from platforms.files import CHUNK_BYTES, copy_file, save_stream
 from platforms.settings import TelegramSettings
-from platforms.telegram import rendering
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, UpdateReader
 from platforms.telegram.outbound import TelegramSender, is_refused, translated
 from platforms.telegram.transport import BotApiRequest
 from platforms.telegram.updates import HealthState, Poller, UpdateHandler
-from platforms.telegram.webhook import keep_webhook, webhook_server
 
 RETRY_SECONDS = 3_600.0
 """Seconds to wait after a failure before trying to set the menus again."""
@@ -106,7 +104,9 @@ class TelegramAdapter:
             self._health.stopped()
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        return rendering.render(text, self._settings.tables)
+        from platforms.telegram.rendering import render  # after the first poll, because it takes 30 ms
+
+        return render(text, self._settings.tables)
 
     async def send(self, request: SendRequest) -> str:
         return await self._running_sender().send(request)
@@ -139,6 +139,8 @@ class TelegramAdapter:
         )
         webhook = self._settings.webhook
         if webhook.url is not None:
+            from platforms.telegram.webhook import keep_webhook, webhook_server
+
             async with webhook_server(webhook, self._secret, updates, self._health):
                 await keep_webhook(client.sdk, self._settings, webhook.url, self._secret, self._health)
             return

@@ -19,7 +19,6 @@ from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.settings import TableStyle
-from platforms.telegram.rendering import marked_as_repeat, render
 from platforms.telegram.transport import FloodControl, NotSentError
 from platforms.text import UNREADABLE, unfinished
 
@@ -76,11 +75,15 @@ class TelegramSender:
                 return request.replaces
             log.info("telegram.placeholder_gone")
         if request.is_repeat:  # even with a placeholder, because the first attempt may have sent a new message
+            from platforms.telegram.rendering import marked_as_repeat
+
             part = marked_as_repeat(part)
         return await self._send(request.chat, part, keyboard, request.reply_to, request.file)
 
     async def show(self, preview: Preview) -> str | None:
         """Show the newest part of an unfinished answer, and return the placeholder's id if it is known."""
+        from platforms.telegram.rendering import render
+
         part = (await asyncio.to_thread(render, preview.text, self._tables))[-1]
         # A draft cannot have buttons.
         if not preview.is_shared and self._has_drafts and preview.ref is None and not preview.buttons:

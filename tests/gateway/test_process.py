@@ -35,7 +35,7 @@ def test_the_event_loop_is_uvloop_s_unless_the_environment_says_asyncio() -> Non
 
 
 def test_the_gateway_starts_without_what_is_off_or_loaded_late() -> None:
-    late = {"openai._client", "httpx2", "telegram", "discord", "aiohttp", "jinja2", "apscheduler"}
+    late = {"markdown_it", "openai._client", "httpx2", "telegram", "discord", "aiohttp", "jinja2", "apscheduler"}
     code = "import gateway.daemon.process, gateway.daemon.run, sys; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert set(done.stdout.split()) & late == set()
@@ -53,4 +53,18 @@ asyncio.run(made())
 print(*sys.modules, sep=chr(10))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert set(done.stdout.split()) & {"click", "trio", "h11", "openai.types.chat", "openai.types.responses"} == set()
+    unused = {"click", "cryptography", "trio", "h11", "openai.types.chat", "openai.types.responses"}
+    assert set(done.stdout.split()) & unused == set()
+
+
+def test_platforms_load_the_parser_of_markdown_and_the_webhook_late() -> None:
+    code = "import platforms.telegram, platforms.discord, sys; print(*sys.modules, sep=chr(10))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    late = {"markdown_it", "pyromark", "aiohttp.web", "cryptography", "platforms.telegram.webhook"}
+    assert set(done.stdout.split()) & late == set()
+
+
+def test_cryptography_can_be_imported_after_telegram() -> None:
+    code = "import platforms.telegram; import cryptography.hazmat.primitives.hashes"
+    pytest.importorskip("cryptography")
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
