@@ -15,12 +15,12 @@ from pathlib import Path
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.file_loss import has_content, refuse_loss, side_files
-from hermes_state.engines.sqlite.index import SERVING, merge_all
+from hermes_state.engines.sqlite.index import MARK_NOTE, SERVING, complete_index
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, shipped_migrations
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
-from hermes_state.search.index import is_current, serving_index
+from hermes_state.search.index import is_behind, is_current, serving_index
 from hermes_state.store.lock import FileLock
-from hermes_state.store.sql import scalar, scalars
+from hermes_state.store.sql import load_note, scalar, scalars
 from hermes_state.values import Progress
 
 # Purpose: recreate chats whose row was lost, to save their messages.
@@ -205,7 +205,8 @@ def _check(db: sqlite3.Connection) -> None:
     if broken := db.execute("PRAGMA foreign_key_check").fetchone():
         raise StoreUnavailable(f"rows of {broken[0]} refer to missing rows")
     if serving_index(db) == SERVING:  # an index that is being rebuilt is incomplete
-        db.execute(f"INSERT INTO {SERVING} ({SERVING}, rank) VALUES ('integrity-check', ?)", (is_current(db),))
+        is_comparable = is_current(db) and not is_behind(db)
+        db.execute(f"INSERT INTO {SERVING} ({SERVING}, rank) VALUES ('integrity-check', ?)", (is_comparable,))
 
 
 def make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:
@@ -237,7 +238,8 @@ def load_tables(db: sqlite3.Connection) -> list[str]:
 
 
 def _salvage(db: sqlite3.Connection, source: Path, progress: Progress) -> list[TableReport]:
-    """Copy every ordinary table from `source` to `db`. Triggers fill the search index."""
+    """Copy every ordinary table from `source` to `db`, but not the mark of the search index."""
+    mark = load_note(db, MARK_NOTE)
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as old:
         with contextlib.suppress(sqlite3.DatabaseError):
             old.execute("PRAGMA writable_schema = ON")  # lets SQLite read a damaged schema
@@ -250,6 +252,8 @@ def _salvage(db: sqlite3.Connection, source: Path, progress: Progress) -> list[T
         with contextlib.suppress(sqlite3.DatabaseError):  # never reuse an id, not even a lost row's
             for row in old.execute("SELECT seq, name FROM sqlite_sequence").fetchall():
                 db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?", row)
+        if mark is None:  # the triggers of an older schema have added all words
+            db.execute("DELETE FROM meta WHERE key = ?", (MARK_NOTE,))
         db.execute("COMMIT")
     return reports
 
@@ -286,7 +290,7 @@ def _restore_references(db: sqlite3.Connection) -> list[str]:
     if count := db.execute(_WITHOUT_TURN, now).rowcount:
         notes.append(f"{count:,} messages had not been answered: their authors must send them again.")
     db.execute("COMMIT")
-    merge_all(db, serving_index(db))
+    complete_index(db, serving_index(db))
     _check(db)
     return notes
 

@@ -1,25 +1,29 @@
-"""Search SQLite's index.
+"""Search SQLite's index, and the newest messages, whose words are not in it yet.
 
 FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so every word is quoted.
 """
 
 import json
+import sqlite3
+import weakref
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Unpack, assert_never
 
-from hermes_state.engines.sqlite.index import SERVING
+from hermes_state.engines.sqlite.index import SERVING, load_mark, newest_id
 from hermes_state.search.index import serving_index
 from hermes_state.search.query import AllOf, AnyOf, Expression, Term, Without
 from hermes_state.search.ranking import AGENT_OF, SAID_BY_PEOPLE, MatchReader, SearchFilter
 from hermes_state.store.segment import REPEATS, phrase
-from hermes_state.store.sql import Connection, scalar, scalars
+from hermes_state.store.sql import Connection, scalars
 
 # Purpose: load the newest matches.
 _NEWEST = f"""SELECT rowid AS id FROM {{0}} WHERE {{0}} MATCH :match AND rowid < :before
   AND (:agent IS NULL OR {AGENT_OF.format("{0}.rowid")} = :agent) ORDER BY rowid DESC LIMIT :limit"""
-# Purpose: count the newest matches. (Ids grow with time, so the limit can be applied before `since`.)
-_COUNT = f"""SELECT count(*) FROM ({_NEWEST}) hit
-WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since"""
+_RECENT = f"SELECT rowid FROM {SERVING} WHERE {SERVING} MATCH ? ORDER BY rowid DESC LIMIT ?"
+# Purpose: find messages that have no words in the index yet.
+_UNINDEXED = f"""SELECT u.id, text, scope FROM messages_search u WHERE u.id > ? AND u.id < ?
+  AND (? IS NULL OR {AGENT_OF.format("u.id")} = ?) ORDER BY u.id"""
 # Purpose: find indexed words. All words that start with `head` need a single scan; each other word needs a look-up.
 _KNOWN = """SELECT term FROM messages_terms WHERE term >= :head AND term < :head || char(0x10ffff)
 UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messages_terms WHERE term = value)"""
@@ -51,26 +55,34 @@ def _any(scopes: Sequence[str]) -> str:
 class Fts5Matches(MatchReader):
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
-        self._index = serving_index(db)
+        self._index, mark = serving_index(db), load_mark(db)
+        self._recent = self._index_of(mark) if mark < newest_id(db) else None
         self._scopes = [f'scope:"{scope}"' for scope in self.scopes]
         self._scopes += [f"scope:({_any(self.any_of)})"] if self.any_of else []
         self._excluded = [REPEATS] * self.leaves_out_repeats + self.none_of
 
-    def count(self, expression: Expression, limit: int) -> int:
-        return scalar(self.db, int, _COUNT.format(self._index), self._parameters(expression, limit))
-
     def newest(self, expression: Expression | None, limit: int) -> list[int]:
-        return scalars(self.db, int, _NEWEST.format(self._index), self._parameters(expression, limit))
-
-    def _parameters(self, expression: Expression | None, limit: int) -> dict[str, int | str | None]:
         wanted = f"text:({match_text(expression)})" if expression is not None else f'scope:"{SAID_BY_PEOPLE}"'
         excluded = f" NOT scope:({_any(self._excluded)})" if self._excluded else ""
         match = " AND ".join([f"({wanted}{excluded})", *self._scopes])
-        return {"match": match, "limit": limit, "before": self.before, "since": self.since, "agent": self.agent}
+        recent = [] if self._recent is None else scalars(self._recent, int, _RECENT, (match, limit))
+        values = {"match": match, "limit": limit - len(recent), "before": self.before, "agent": self.agent}
+        return [*recent, *scalars(self.db, int, _NEWEST.format(self._index), values)]
 
     def known_words(self, words: Collection[str], head: str) -> list[str]:
-        if self._index != SERVING:  # only the complete index has a table of its words
-            return []
         others = json.dumps(sorted(word for word in words if not word.startswith(head)))
-        known = scalars(self.db, str, _KNOWN, {"head": head, "others": others})
-        return [word for word in known if word in words]
+        # Only the complete index has a table of its words.
+        searched = [one for one in (self.db if self._index == SERVING else None, self._recent) if one is not None]
+        known = [scalars(db, str, _KNOWN, {"head": head, "others": others}) for db in searched]
+        return [word for word in dict.fromkeys(chain(*known)) if word in words]
+
+    def _index_of(self, mark: int) -> Connection:
+        """Make an index of the messages above the mark in memory."""
+        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, db.close)
+        tokenizer = "tokenize='unicode61 remove_diacritics 2'"
+        db.execute(f"CREATE VIRTUAL TABLE {SERVING} USING fts5(text, scope, content='', {tokenizer})")
+        db.execute(f"CREATE VIRTUAL TABLE messages_terms USING fts5vocab({SERVING}, row)")
+        rows = self.db.execute(_UNINDEXED, (mark, self.before, self.agent, self.agent))
+        db.executemany(f"INSERT INTO {SERVING}(rowid, text, scope) VALUES (?, ?, ?)", rows)
+        return db

@@ -23,7 +23,7 @@ def near_words(matches: MatchReader, words: Sequence[str]) -> list[Forms]:
     for word in misspelt[:MAX_MISSPELT]:
         variants, head = set(islice(_variants(word), MAX_VARIANTS)), word[: (len(word) + 1) // 2]
         known = (Term(other, False) for other in matches.known_words(variants, head))
-        if found := [term for term in known if matches.count(term, 1)]:
+        if found := [term for term in known if any(row_id >= matches.after for row_id in matches.newest(term, 1))]:
             near.append(tuple(found[:MAX_NEAR_WORDS]))
     return near
 

@@ -1,9 +1,9 @@
 """Maintain the search index: check it at start and after a failure, and rebuild it in the background.
 
 A new index is filled next to the old one in blocks, from the newest message to the oldest. A row in `meta` stores the
-oldest id that the new index contains, so a rebuild continues there after a restart. Triggers add newer messages. When
-the new index is complete, it replaces the old one. A damaged index is removed immediately, and searches use the
-unfinished index.
+oldest id that the new index contains, so a rebuild continues there after a restart. Batches add new messages to both
+indexes. When the new index is complete, it replaces the old one. A damaged index is removed immediately, and searches
+use the unfinished index.
 
 PostgreSQL stores a message together with its words. Words stored by an earlier version are replaced.
 """
@@ -21,12 +21,26 @@ import structlog
 from hermes_state.aio import wait_until
 from hermes_state.engines.postgres.tsvector import load_renewed, renew_words
 from hermes_state.engines.sqlite.connections import register_functions
-from hermes_state.engines.sqlite.index import SERVING, index_triggers, is_index_trouble, merge_step
+from hermes_state.engines.sqlite.index import (
+    MAKING,
+    MARK_NOTE,
+    SERVING,
+    add_words,
+    block_end,
+    copy_words,
+    has_table,
+    index_triggers,
+    is_index_trouble,
+    is_kept_up,
+    load_mark,
+    merge_step,
+    newest_id,
+)
 from hermes_state.engines.sqlite.migrate import VERSION_NOTE, define_index, drop_index_triggers
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.segment import INDEXED_CHARACTERS, SEGMENT_VERSION, phrase
+from hermes_state.store.segment import SEGMENT_VERSION, phrase
 from hermes_state.store.sql import Connection, load_note, save_note, scalar, scalar_or_none
 from hermes_state.store.writer import Store
 
@@ -34,18 +48,23 @@ log = structlog.get_logger()
 
 RETRY_SECONDS = 60.0
 """Seconds to wait after a failure before the next attempt. A new index error ends the wait early."""
-MAKING = f"{SERVING}_next"
-BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
-"""Maximum rows and characters per block. A block keeps the writer busy for about 30 ms. A single row can be larger."""
 OUTDATED = "it was built by an older version and finds fewer words"
 """Reason why an index is outdated. The index can still be used until its replacement is ready."""
+IDLE_SECONDS = 1.0
+"""Seconds between a write and the batch with its words."""
 _FLOOR_NOTE = "search_floor"  # id of the oldest message in the unfinished index
 _MADE_NOTE = "search_making_version"
+_COVERED = f" AND {{0}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
 
 
 def serving_index(db: Connection) -> str:
     """Return the table for searches. This is the unfinished index if there is no complete index."""
-    return SERVING if _has_table(db, SERVING) else MAKING
+    return SERVING if has_table(db, SERVING) else MAKING
+
+
+def is_behind(db: Connection) -> bool:
+    """Return True if words of new messages are missing from the index."""
+    return load_mark(db) < newest_id(db)
 
 
 def is_current(db: Connection) -> bool:
@@ -57,11 +76,11 @@ def load_progress(db: Connection) -> int | None:
     """Return the percentage of the unfinished index that is done, or None if there is no unfinished index."""
     if not isinstance(db, sqlite3.Connection):
         done = load_renewed(db)
-        return None if done is None else 100 * done // max(1, done, _newest(db))
+        return None if done is None else 100 * done // max(1, done, newest_id(db))
     floor = load_note(db, _FLOOR_NOTE)
-    if floor is None or not _is_kept_up(db, MAKING):
+    if floor is None or not is_kept_up(db, MAKING):
         return None if index_triggers(db, SERVING) else 0
-    top = _newest(db)
+    top = load_mark(db)
     return 100 * (top - max(0, int(floor) - 1)) // max(1, top)
 
 
@@ -95,10 +114,10 @@ def find_fault(path: Path) -> str | None:
 
 
 def _damage(db: Connection) -> str | None:
-    if not _is_kept_up(db, SERVING):
+    if not is_kept_up(db, SERVING):
         return "it is no longer updated because of an earlier error"
     # Count messages without an entry, and entries without a message or with impossible numbers of words and scopes.
-    query = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT EXISTS (
+    query = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND m.id <= {load_mark(db)} AND NOT EXISTS (
         SELECT 1 FROM {SERVING}_docsize d WHERE d.id = m.id))
       + (SELECT count(*) FROM {SERVING}_docsize d WHERE NOT EXISTS (
         SELECT 1 FROM messages m WHERE m.id = d.id AND m.indexed = 1) OR NOT (hex(d.sz) GLOB '[0-7]?0[34]'
@@ -119,8 +138,8 @@ def _misfit(db: Connection) -> str | None:
     Only ASCII texts are checked, because all versions split them alike.
     """
     query = """SELECT id, substr(fts_row(text, body), 1, 61) FROM messages
-    WHERE indexed = 1 AND (id > :top - 30 OR id % (1 + :top / 30) = 0) LIMIT 60"""
-    for row_id, text in db.execute(query, {"top": _newest(db)}).fetchall():
+    WHERE indexed = 1 AND id <= :top AND (id > :top - 30 OR id % (1 + :top / 30) = 0) LIMIT 60"""
+    for row_id, text in db.execute(query, {"top": load_mark(db)}).fetchall():
         start = text.rpartition(" ")[0] if text and len(text) > 60 else text
         if start and start.isascii() and any(map(str.isalnum, start)):
             match = (f"text:({phrase(start)})", row_id)
@@ -134,28 +153,31 @@ def begin_index(db: Connection, *, keeps_old: bool) -> None:
     """Create a new, empty index to be filled. Remove the index in use unless `keeps_old` is True."""
     for index in (MAKING,) if keeps_old else (MAKING, SERVING):
         _drop(db, index)
-    save_note(db, _FLOOR_NOTE, str(_newest(db) + 1))
+    save_note(db, _FLOOR_NOTE, str(load_mark(db) + 1))
     save_note(db, _MADE_NOTE, str(SEGMENT_VERSION))
-    covered = f" AND {{}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
-    define_index(db, MAKING, covered)
+    define_index(db, MAKING, _COVERED)
+
+
+@locks(EVERYTHING)
+def begin_batches(db: Connection) -> None:
+    """Leave the words of new messages to batches, in a database whose triggers add them."""
+    save_note(db, MARK_NOTE, str(newest_id(db)))
+    for index, covered in ((SERVING, ""), (MAKING, _COVERED)):
+        if is_kept_up(db, index):
+            drop_index_triggers(db, index)
+            define_index(db, index, covered, only="CREATE TRIGGER")
 
 
 def is_being_made(db: Connection) -> bool:
     """Return True if there is an unfinished index that this version can continue."""
-    return load_note(db, _MADE_NOTE) == str(SEGMENT_VERSION) and _is_kept_up(db, MAKING)
+    return load_note(db, _MADE_NOTE) == str(SEGMENT_VERSION) and is_kept_up(db, MAKING)
 
 
 @locks(EVERYTHING)
 def extend_index(db: Connection) -> bool:
     """Add a block of messages to the unfinished index, or merge parts of it. Return True when it is done and in use."""
     floor = int(load_note(db, _FLOOR_NOTE) or 0)
-    query = f"""SELECT min(id) FROM (
-      SELECT id, sum(min(length, {INDEXED_CHARACTERS})) OVER (ORDER BY id DESC) AS characters,
-        row_number() OVER (ORDER BY id DESC) AS place
-      FROM (SELECT id, length(coalesce(text, '')) + length(coalesce(body, '')) AS length FROM messages
-        WHERE indexed = 1 AND id < ? ORDER BY id DESC LIMIT {BLOCK_ROWS}))
-    WHERE characters <= {BLOCK_CHARACTERS} OR place = 1"""
-    low = scalar_or_none(db, int, query, (floor,))
+    low = block_end(db, 0, floor - 1, "DESC")
     if low is None:
         save_note(db, _FLOOR_NOTE, "0")
         if merge_step(db, MAKING, merges_all=floor > 0):
@@ -167,8 +189,7 @@ def extend_index(db: Connection) -> bool:
         save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
         db.execute("DELETE FROM meta WHERE key IN (?, ?)", (_FLOOR_NOTE, _MADE_NOTE))
         return True
-    copy = f"INSERT INTO {MAKING}(rowid, text, scope) SELECT id, text, scope FROM messages_search"
-    db.execute(f"{copy} WHERE id >= ? AND id < ? ORDER BY id", (low, floor))
+    copy_words(db, MAKING, low, floor - 1)
     save_note(db, _FLOOR_NOTE, str(low))
     return False
 
@@ -188,20 +209,12 @@ def _drop(db: Connection, index: str) -> None:
             db.execute(f"DROP TABLE IF EXISTS {index}_{part}")
 
 
-def _is_kept_up(db: Connection, index: str) -> bool:
-    return _has_table(db, index) and len(index_triggers(db, index)) == 4
-
-
-def _has_table(db: Connection, name: str) -> bool:
-    return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?)", (name,))
-
-
-def _newest(db: Connection) -> int:
-    return scalar(db, int, "SELECT coalesce(max(id), 0) FROM messages")
-
-
 async def keep_index(store: Store) -> None:
     """Keep the index healthy until cancelled. Writes and searches continue meanwhile."""
+    if isinstance(store, SqliteStore):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_add_new_words(store))
+            tasks.create_task(_mend_after_failures(store))
     is_done = isinstance(store, SqliteStore)
     while not is_done:
         began = time.monotonic()
@@ -211,7 +224,24 @@ async def keep_index(store: Store) -> None:
         except StoreUnavailable as error:
             log.warning("search.rebuild_delayed", error=str(error), retry_seconds=RETRY_SECONDS)
             await asyncio.sleep(RETRY_SECONDS)
-    while isinstance(store, SqliteStore):
+
+
+async def _add_new_words(store: SqliteStore) -> None:
+    """Add the words of new messages to the index, about a second after the messages were stored."""
+    while True:
+        try:
+            store.written.clear()
+            while await store.read(is_behind) and await store.write(add_words):  # noqa: ASYNC110
+                await asyncio.sleep(0)  # let the chats write in between
+        except (StoreUnavailable, sqlite3.Error) as error:
+            log.warning("search.batch_delayed", error=str(error), retry_seconds=RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
+        await store.written.wait()
+        await asyncio.sleep(IDLE_SECONDS)
+
+
+async def _mend_after_failures(store: SqliteStore) -> None:
+    while True:
         store.index_failed.clear()
         try:
             await mend_index(store)
@@ -226,6 +256,8 @@ async def mend_index(store: SqliteStore) -> None:
 
     Raises `StoreUnavailable` if the index still has a fault or the database is not available.
     """
+    if await store.read(load_note, MARK_NOTE) is None:
+        await store.write(begin_batches)
     for _ in range(3):
         if not await store.read(is_being_made):
             fault = await asyncio.to_thread(find_fault, store.path)

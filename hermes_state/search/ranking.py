@@ -88,10 +88,6 @@ class MatchReader(ABC):
             self.before = min(self.before, _first_since(db, until))
 
     @abstractmethod
-    def count(self, expression: Expression, limit: int) -> int:
-        """Count at most `limit` matches."""
-
-    @abstractmethod
     def newest(self, expression: Expression | None, limit: int) -> list[int]:
         """Return the ids of the newest matches, or of the newest messages of people. The filter `since` is ignored."""
 

@@ -65,11 +65,6 @@ class TsMatches(MatchReader):
         self._agent = () if self.agent is None else (self.agent,)
         self._scope = "".join(f" & {scope}" for scope in scopes)
 
-    def count(self, expression: Expression, limit: int) -> int:
-        ids = self.newest(expression, limit)
-        query = "SELECT count(*) FROM messages WHERE id = ANY(CAST(? AS bigint[])) AND created_at >= ?"
-        return len(ids) if self.since is None else scalar(self.db, int, query, (_array(ids), self.since))
-
     def newest(self, expression: Expression | None, limit: int) -> list[int]:
         """Return the ids of the newest matches.
 

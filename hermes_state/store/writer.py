@@ -69,6 +69,8 @@ class Store(ABC):
         """Description of lost database files. Writes are refused while this is set."""
         self.index_failed = asyncio.Event()
         """Set after an error that may be caused by a damaged search index."""
+        self.written = asyncio.Event()
+        """Set after each batch of writes."""
         self._queue: deque[WriteRequest] = deque()
         self._callers_outside: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
@@ -247,6 +249,7 @@ class Store(ABC):
         if (failure := await self._run(writer, batch)) is not None:
             for write in batch:
                 write.error = failure
+        self.written.set()
         self._committed_at = time.monotonic()
         self._last_commit_seconds = self._committed_at - started
         self._batches, self._writes = self._batches + 1, self._writes + len(batch)

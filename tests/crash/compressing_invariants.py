@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 
+from hermes_state.search.full_text import search
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.compressing import ANSWERS, CHAT, COMPRESSED, HUMAN, LAYERS, MARKS, OFTEN, WORKING
 from tests.crash.invariants import copies, file_problems, model_problems, opened, undecided_rows
@@ -78,7 +79,7 @@ def _said(db: sqlite3.Connection) -> list[str]:
     # `collect` has two steps with two calls each before its answer. Each handoff has a row.
     if by_origin != {"human": 8, "assistant": 8 + 2, "tool": 4, "summary": 3}:
         found.append(f"the rows are {by_origin}")
-    hits = db.execute("SELECT count(*) FROM messages_fts WHERE messages_fts MATCH 'harbour'").fetchone()[0]
+    hits = len(search(db, "harbour", limit=50))
     if hits < 8:
         found.append(f"the search finds {hits} rows")
     return found

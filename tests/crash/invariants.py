@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gateway.inbound.admission import NOT_TAKEN
 from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.index import add_words
 from platforms.telegram.rendering import REPEAT_MARK
 from platforms.text import UNFINISHED
 from tests.crash.scenario import (
@@ -163,6 +164,8 @@ def file_problems(db: sqlite3.Connection) -> list[str]:
     if broken := db.execute("PRAGMA foreign_key_check").fetchall():
         found.append(f"foreign_key_check: {broken}")
     try:
+        while add_words(db):
+            pass
         db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)")
     except sqlite3.DatabaseError as error:
         found.append(f"the search index: {error}")

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.index import complete_index
 from tests.databases import sqlite_only
 from tests.e2e.chats import Chat
 from tests.e2e.world import World
@@ -46,6 +47,7 @@ def fill(path: Path) -> None:
         register_functions(db)
         db.create_function("some_words", 0, lambda: " ".join(f"w{words.randrange(10**6)}" for _ in range(60)))
         db.execute(FILL)
+        complete_index(db)
         db.execute("UPDATE meta SET value = '1' WHERE key = 'segment_version'")
 
 

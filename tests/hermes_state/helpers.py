@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
+from hermes_state.engines.sqlite.index import add_words
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.store.sql import Connection, save_note
 from hermes_state.store.writer import Store
 
@@ -132,10 +134,17 @@ def opened_as_ours(path: Path) -> Iterator[sqlite3.Connection]:
         yield db
 
 
-def check_index(store: Store) -> Awaitable[object]:
+async def add_all_words(store: Store) -> None:
+    """Add the words of new messages to SQLite's search index, as the gateway does after a second."""
+    while isinstance(store, SqliteStore) and await store.write(add_words):
+        pass
+
+
+async def check_index(store: Store) -> None:
     """Let SQLite compare the search index with the messages. Raises its error if they differ."""
+    await add_all_words(store)
     check = "INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)"
-    return store.write(lambda db: db.execute(check))
+    await store.write(lambda db: db.execute(check))
 
 
 def execute(store: Store, sql: str, *parameters: object) -> Awaitable[object]:

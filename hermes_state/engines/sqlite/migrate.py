@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hermes_state.engines.sqlite.backup import copy_into
-from hermes_state.engines.sqlite.index import SERVING, index_triggers
+from hermes_state.engines.sqlite.index import MARK_NOTE, SERVING, index_triggers
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.migrations import (
     Migration,
@@ -58,13 +58,16 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
         db.execute(f"DROP TABLE {SERVING}")
         define_index(db, SERVING)
         save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
+        save_note(db, MARK_NOTE, "0")
 
 
 def define_index(db: Connection, index: str, covered: str = "", only: str = "") -> None:
     """Create a search index, with its triggers, for messages that match the SQL condition `covered`.
 
-    If `only` is given, run only the statements that contain this string.
+    Its triggers leave messages above the mark to batches. If `only` is given, run only the statements that contain this
+    string.
     """
+    covered += f" AND {{0}}.id <= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{MARK_NOTE}')"
     for statement in statements(_INDEX.format(index=index, new=covered.format("new"), old=covered.format("old"))):
         if only in statement:
             db.execute(statement)

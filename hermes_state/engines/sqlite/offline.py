@@ -19,7 +19,7 @@ from hermes_state.engines.sqlite.connections import (
     unavailable,
 )
 from hermes_state.engines.sqlite.file_loss import has_content, leave_marker, refuse_empty, refuse_loss
-from hermes_state.engines.sqlite.index import merge_all
+from hermes_state.engines.sqlite.index import complete_index
 from hermes_state.engines.sqlite.migrate import migrate, newest_schema, shipped_migrations
 from hermes_state.errors import DatabaseRejected
 from hermes_state.store.lock import FileLock, refuse_held
@@ -104,8 +104,7 @@ def set_sequences(db: Connection, highest: dict[str, int]) -> None:
 
 
 def make_search_index(db: Connection) -> None:
-    """Merge the parts of the search index, in which triggers have already stored the copied messages."""
-    merge_all(db)
+    complete_index(db)
 
 
 @contextmanager

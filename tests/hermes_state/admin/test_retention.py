@@ -8,7 +8,7 @@ from hermes_state.store.sql import Connection, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 from tests.databases import sqlite_only
-from tests.hermes_state.helpers import check_index
+from tests.hermes_state.helpers import add_all_words, check_index
 from tests.hermes_state.rows import exchange, make_chat
 
 MAX_AGE_MILLIS = 30 * 24 * 3_600_000
@@ -106,6 +106,7 @@ async def test_maintenance_copies_the_log_and_merges_the_index(store: Store) -> 
     chat = await store.write(make_chat)
     for number in range(1, 30):
         await store.write(exchange, chat, f"word{number} and more", "yes")
+        await add_all_words(store)
     pages, copied = await maintain(store)
     assert copied == pages > 0
     assert not await store.write(merge_index), "there was still something to merge"

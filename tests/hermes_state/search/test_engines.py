@@ -10,8 +10,7 @@ import pytest
 
 from hermes_state.engines.postgres.tsvector import MAX_POSITION, store_words, tokens
 from hermes_state.search import tsquery
-from hermes_state.search.full_text import match_reader, search
-from hermes_state.search.query import parse_query
+from hermes_state.search.full_text import search
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.sessions import Session
 from hermes_state.store.segment import segment
@@ -125,10 +124,6 @@ def test_engines_find_the_same_rows(databases: list[Connection], monkeypatch: py
         ours, theirs = [ids(db, query, limit, **narrow) for db in databases]
         assert theirs == ours, query
         found += len(ours)
-        parsed = parse_query(query)
-        if parsed is not None and parsed.expression is not None:
-            counts = [match_reader(db, **narrow).count(parsed.expression, limit) for db in databases]
-            assert counts[0] == counts[1], query
     assert found > 10 * QUERIES
 
 

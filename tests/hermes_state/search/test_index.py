@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state.admin.retention import merge_index
-from hermes_state.search import index as index_module
+from hermes_state.engines.sqlite import index as index_module
 from hermes_state.search.full_text import search
 from hermes_state.search.index import (
     MAKING,
@@ -24,7 +24,7 @@ from hermes_state.store.sql import Connection, save_note, scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import MessageId
 from tests.databases import open_store
-from tests.hermes_state.helpers import check_index, closed_after, execute, opened_as_ours
+from tests.hermes_state.helpers import add_all_words, check_index, closed_after, execute, opened_as_ours
 from tests.hermes_state.search.test_full_text import say, start
 
 DAMAGES: dict[str, str] = {
@@ -60,7 +60,9 @@ def spoil(path: Path, damage: str) -> None:
 
 async def fill(store: Store, rows: int = 40) -> list[MessageId]:
     session = await store.write(start, "a")
-    return [await store.write(say, session, f"door number {number} of the house") for number in range(rows)]
+    ids = [await store.write(say, session, f"door number {number} of the house") for number in range(rows)]
+    await add_all_words(store)
+    return ids
 
 
 @pytest.fixture(params=DAMAGES)
@@ -91,6 +93,7 @@ async def test_messages_are_stored_despite_a_damaged_index(spoiled: Store) -> No
     session = await spoiled.write(start, "a")
     for number in range(200):  # enough for the index to read its older parts
         await spoiled.write(say, session, f"door {number} " + "and many other words " * 20)
+        await add_all_words(spoiled)
     assert await spoiled.read(lambda db: db.execute("SELECT count(*) FROM messages").fetchone()[0]) == 240
     await mend_index(spoiled)
     assert await found(spoiled) == 200
@@ -238,6 +241,7 @@ async def test_a_rebuilt_index_is_fully_merged_even_after_a_restart(
     for block in range(30):  # the index gets several parts, as after a load in blocks
         text = " ".join(f"word{block * 400 + number}" for number in range(400))
         await store.write(say, session, f"door {text}")
+    await add_all_words(store)
     await store.write(begin_index, keeps_old=True)
     while await store.read(load_progress) != 100:
         await store.write(extend_index)

@@ -1,0 +1,142 @@
+"""Words of new messages, which batches add to SQLite's index. Until then, searches read the messages themselves."""
+
+import asyncio
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from hermes_state.engines.sqlite import index as engine_index
+from hermes_state.engines.sqlite.index import SERVING, add_words, index_triggers, load_mark, newest_id
+from hermes_state.engines.sqlite.migrate import drop_index_triggers
+from hermes_state.engines.sqlite.offline import open_offline_file
+from hermes_state.search import index as index_module
+from hermes_state.search.full_text import search, search_and_tell
+from hermes_state.search.index import find_fault, is_behind, keep_index, mend_index
+from hermes_state.search.ranking import SearchFilter
+from hermes_state.store.migrations import statements
+from hermes_state.store.sql import load_note
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
+from tests.databases import open_store, sqlite_only
+from tests.hermes_state.helpers import add_all_words, check_index, closed_after, execute
+from tests.hermes_state.rows import migrated
+from tests.hermes_state.search.test_engines import asked, said
+from tests.hermes_state.search.test_full_text import say, start
+
+pytestmark = sqlite_only
+FILTERS: list[SearchFilter] = [
+    {},
+    {"agent": ""},
+    {"chat_id": ChatId(1), "role": MessageRole.USER},
+    {"lineage_id": LineageId(2), "turn_id": TurnId(99)},
+    {"since": Millis(75)},
+    {"until": Millis(120)},
+]
+
+
+def test_a_search_finds_the_same_wherever_the_mark_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_index, "BLOCK_ROWS", 50)
+    chosen, found = random.Random(3), list[object]()
+    queries = [*(asked(chosen) for _ in range(30)), "dooor red", "doriann x1"]
+    with migrated() as db:
+        sessions = [start(db, chat) for chat in "ab"]
+        for number in range(150):
+            say(
+                db,
+                sessions[number % 2],
+                said(chosen),
+                at=number,
+                role=(MessageRole.USER, MessageRole.ASSISTANT)[number % 3 == 0],
+            )
+        for has_more in (True, True, False):
+            hits = [
+                ([(hit.message_id, hit.score, hit.snippet) for hit in hits], words)
+                for query in queries
+                for narrow in FILTERS
+                for order in ("best", "newest")
+                for hits, words in [search_and_tell(db, query, order=order, **narrow)]
+            ]
+            found = found or hits
+            assert hits == found
+            assert sum(bool(ids) for ids, _ in hits) > len(hits) / 2
+            assert any(words == ("red", "door") for _, words in hits)
+            assert add_words(db) is has_more
+        assert load_mark(db) == newest_id(db)
+
+
+async def test_changes_of_messages_without_words_keep_the_index_correct(store: Store) -> None:
+    session = await store.write(start, "a")
+    ids = [await store.write(say, session, f"door {number}") for number in range(4)]
+    await add_all_words(store)
+    ids += [await store.write(say, session, f"door {number}") for number in range(4, 8)]
+    for row_id in (ids[1], ids[5]):
+        await execute(store, "UPDATE messages SET text = 'the window' WHERE id = ?", row_id)
+    for row_id in (ids[3], ids[7]):
+        await execute(store, "DELETE FROM messages WHERE id = ?", row_id)
+    for row_id in (ids[2], ids[6]):
+        await execute(store, "UPDATE messages SET indexed = 0 WHERE id = ?", row_id)
+    assert find_fault(store.path) is None
+    for _ in range(2):
+        assert [hit.message_id for hit in await store.read(search, "door", order="newest")] == [ids[4], ids[0]]
+        assert [hit.message_id for hit in await store.read(search, "window", order="newest")] == [ids[5], ids[1]]
+        await check_index(store)  # adds all words
+    assert find_fault(store.path) is None
+
+
+async def test_words_are_added_a_second_later_and_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "IDLE_SECONDS", 0.01)
+    path = tmp_path / "state.db"
+
+    async def until_added(store: Store) -> None:
+        async with asyncio.timeout(20):
+            while await store.read(is_behind):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # the task tells nobody
+
+    async with closed_after(open_store(path)) as store:
+        await store.write(say, await store.write(start, "a"), "a door")
+        assert await store.read(is_behind)
+    with open_offline_file(path) as db:
+        assert db is not None
+        assert len(search(db, "door")) == 1, "the command line also finds it"
+    async with closed_after(open_store(path)) as store:
+        keeping = asyncio.create_task(keep_index(store))
+        await until_added(store)
+        for _ in range(3):
+            await store.write(say, await store.write(start, "a"), "a door")
+            await until_added(store)
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        await check_index(store)
+
+
+async def test_a_database_of_an_earlier_version_keeps_its_index(store: Store) -> None:
+    """Triggers of that version added the words, and there was no mark."""
+
+    def as_before(db: sqlite3.Connection) -> None:
+        drop_index_triggers(db, SERVING)
+        text = Path(engine_index.__file__).with_name("index.sql").read_text("utf-8")
+        for statement in statements(text.format(index=SERVING, new="", old="")):
+            if "CREATE TRIGGER" in statement:
+                db.execute(statement)
+        db.execute("DELETE FROM meta WHERE key = 'search_mark'")
+
+    def parts(db: sqlite3.Connection) -> list[object]:
+        return db.execute("SELECT segid, hex(term), pgno FROM messages_fts_idx ORDER BY 1, 2").fetchall()
+
+    await store.write(as_before)
+    session = await store.write(start, "a")
+    await store.write(say, session, "the first door")
+    assert not await store.read(is_behind)
+    before = await store.read(parts)
+    await mend_index(store)
+    assert await store.read(parts) == before, "it was not rebuilt"
+    assert int(await store.read(load_note, "search_mark") or 0) > 0
+    assert len(await store.read(index_triggers, SERVING)) == 4
+    await store.write(say, session, "the second door")
+    assert await store.read(is_behind)
+    assert len(await store.read(search, "door")) == 2
+    await check_index(store)
