@@ -12,8 +12,10 @@ import asyncio
 import contextlib
 import re
 import sqlite3
+import threading
 import time
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
 from pathlib import Path
 
 import structlog
@@ -51,7 +53,9 @@ RETRY_SECONDS = 60.0
 OUTDATED = "it was built by an older version and finds fewer words"
 """Reason why an index is outdated. The index can still be used until its replacement is ready."""
 IDLE_SECONDS = 1.0
-"""Seconds between a write and the batch with its words."""
+"""Seconds without a write after which the gateway counts as idle, and between the batches of new words."""
+CHECKED_BATCHES = 500
+"""Maximum number of batches of writes during a check. The write-ahead log cannot be emptied until the check ends."""
 _FLOOR_NOTE = "search_floor"  # id of the oldest message in the unfinished index
 _MADE_NOTE = "search_making_version"
 _COVERED = f" AND {{0}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
@@ -96,14 +100,16 @@ def sizes_of(blob: bytes) -> list[int]:
     return [reduce(lambda value, byte: value << 7 | byte & 0x7F, varint, 0) for varint in varints]
 
 
-def find_fault(path: Path) -> str | None:
+def find_fault(path: Path, pause: Callable[[], bool] = lambda: False) -> str | None:
     """Describe the fault of the index in the database at `path`. Return None if it is intact. Raises `sqlite3.Error`.
 
     Reads the whole index on a separate connection, which takes seconds per million messages. FTS5's own check would
-    block writers.
+    block writers. `pause` is called every millisecond. If it returns True, the check ends with SQLITE_INTERRUPT.
     """
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
         register_functions(db)
+        pause()
+        db.set_progress_handler(pause, 20_000)
         db.execute("BEGIN")
         try:
             return _damage(db) or (_misfit(db) if is_current(db) else OUTDATED)
@@ -241,18 +247,19 @@ async def _add_new_words(store: SqliteStore) -> None:
 
 
 async def _mend_after_failures(store: SqliteStore) -> None:
+    is_urgent = False
     while True:
         store.index_failed.clear()
         try:
-            await mend_index(store)
-            await store.index_failed.wait()
+            await mend_index(store, is_urgent=is_urgent)
+            is_urgent = await store.index_failed.wait()
         except (StoreUnavailable, sqlite3.Error, OSError) as error:
             log.warning("search.rebuild_delayed", error=str(error), retry_seconds=RETRY_SECONDS)
-            await wait_until(store.index_failed, RETRY_SECONDS)
+            is_urgent = await wait_until(store.index_failed, RETRY_SECONDS)
 
 
-async def mend_index(store: SqliteStore) -> None:
-    """Check the index and rebuild it until it has no fault, at most three times.
+async def mend_index(store: SqliteStore, *, is_urgent: bool = True) -> None:
+    """Check the index and rebuild it until it has no fault, at most three times. Unless urgent, check it when idle.
 
     Raises `StoreUnavailable` if the index still has a fault or the database is not available.
     """
@@ -260,7 +267,7 @@ async def mend_index(store: SqliteStore) -> None:
         await store.write(begin_batches)
     for _ in range(3):
         if not await store.read(is_being_made):
-            fault = await asyncio.to_thread(find_fault, store.path)
+            fault = await (asyncio.to_thread(find_fault, store.path) if is_urgent else _find_fault_when_idle(store))
             if fault is None:
                 return
             log.warning("search.rebuild_started", reason=fault, old_serves=fault == OUTDATED)
@@ -271,3 +278,26 @@ async def mend_index(store: SqliteStore) -> None:
             began = time.monotonic()
         log.info("search.rebuilt", seconds=round(time.monotonic() - started, 1))
     raise StoreUnavailable("the search index still has a fault after three attempts to rebuild it")
+
+
+async def _find_fault_when_idle(store: SqliteStore) -> str | None:
+    """Call `find_fault`, which pauses until nothing was written for a second. Start again after many writes."""
+    is_cancelled = threading.Event()
+    try:
+        while True:
+            pause = partial(_pause, store, store.pulse.batches + CHECKED_BATCHES, is_cancelled)
+            try:
+                return await asyncio.to_thread(find_fault, store.path, pause)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
+    finally:
+        is_cancelled.set()
+
+
+def _pause(store: SqliteStore, last_batch: int, is_cancelled: threading.Event) -> bool:
+    """Wait until the gateway is idle. Return True if the check must end, so that the log can be emptied."""
+    while (seconds := IDLE_SECONDS - store.pulse.since_commit_seconds) > 0 and not is_cancelled.wait(seconds):
+        pass
+    return is_cancelled.is_set() or store.pulse.batches > last_batch

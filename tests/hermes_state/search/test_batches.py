@@ -3,6 +3,7 @@
 import asyncio
 import random
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,35 @@ async def test_a_database_of_an_earlier_version_keeps_its_index(store: Store) ->
     assert await store.read(is_behind)
     assert len(await store.read(search, "door")) == 2
     await check_index(store)
+
+
+async def test_the_check_after_a_start_waits_until_the_gateway_is_idle(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "IDLE_SECONDS", 3_600.0)
+    waiting = threading.Event()
+
+    def check(_: Path, pause) -> None:
+        waiting.set()
+        assert pause(), "it ends only because it was cancelled"
+        raise sqlite3.OperationalError
+
+    monkeypatch.setattr(index_module, "find_fault", check)
+    keeping = asyncio.create_task(keep_index(store))
+    assert await asyncio.to_thread(waiting.wait, 20)
+    assert not keeping.done()
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    async with asyncio.timeout(20):
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def test_a_check_ends_after_many_writes_so_that_the_log_can_be_emptied(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "IDLE_SECONDS", 0.0)
+    last = store.pulse.batches + 1
+    assert not index_module._pause(store, last, threading.Event())
+    for chat in "abc":
+        await store.write(start, chat)
+    assert index_module._pause(store, last, threading.Event())
