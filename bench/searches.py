@@ -14,6 +14,7 @@ from bench.corpus import CHINESE, COMMON, EMOJI, PHRASE, RARE, Corpus
 from bench.measure import Measure
 from hermes_state.chats import ensure_chat
 from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.index import add_words
 from hermes_state.search.full_text import search
 from hermes_state.sessions import Session, start_session
 from hermes_state.store.sql import Connection
@@ -77,6 +78,8 @@ def fill(path: Path, messages: int) -> None:
             db.execute("BEGIN")
             for number, text in batch:
                 append(db, sessions[number % CHATS].id, message(text), NOW)
+            while add_words(db):
+                pass
             db.execute("COMMIT")
 
 

@@ -21,6 +21,7 @@ from bench.bare_writer import BareWriter
 from bench.corpus import PHRASE, RARE, Corpus
 from bench.measure import Measure, table
 from bench.searches import NOW, batched, fill, message, raw_connection, start, timed_searches, usual_searches
+from hermes_state.engines.sqlite.index import add_words
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.search.full_text import search_and_tell
@@ -168,16 +169,17 @@ def _bare(path: Path) -> Iterator[BareWriter]:
 
 
 async def _search_index_cost(folder: Path, rounds: int) -> Measure:
-    """Measure an awaited append with search index, compared with one without the index's trigger."""
+    """Measure awaited appends and the batches that add their words, compared with appends without batches."""
     texts = list(Corpus(2).messages(500))
     stores = [await SqliteStore.open(folder / "indexed.db"), await SqliteStore.open(folder / "plain.db")]
-    await stores[1].write(_drop_index_trigger)
     sessions = [await store.write(start, "a") for store in stores]
     times: list[list[float]] = [[], []]
     for _, side in itertools.product(range(rounds), (0, 1)):
         began = time.perf_counter()
         for text in texts:
             await stores[side].write(append, sessions[side].id, message(text), NOW)
+        while side == 0 and await stores[0].write(add_words):
+            pass
         times[side].append((time.perf_counter() - began) / len(texts))
     for store in stores:
         await store.close()
@@ -190,20 +192,18 @@ async def _search_index_cost(folder: Path, rounds: int) -> Measure:
     )
 
 
-def _drop_index_trigger(db: sqlite3.Connection) -> None:
-    db.execute("DROP TRIGGER messages_fts_ai")
-
-
 def _search_index_size(folder: Path) -> Measure:
     texts = list(Corpus(3).messages(50_000))
     sizes = {}
     for indexed in (True, False):
-        with _schema_only(folder / f"size-{indexed}.db", indexed) as db:
+        with _schema_only(folder / f"size-{indexed}.db") as db:
             session = start(db, "a")
             for batch in batched(texts, 1_000):
                 db.execute("BEGIN")
                 for text in batch:
                     append(db, session.id, message(text), NOW)
+                while indexed and add_words(db):
+                    pass
                 db.execute("COMMIT")
             pages, page_size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
             sizes[indexed] = pages * page_size
@@ -260,6 +260,8 @@ def _repeat(path: Path, messages: int) -> None:
             said = first % DIFFERENT_MESSAGES
             until = said + min(5_000, messages - first)
             db.execute(again, {"first": first // DIFFERENT_MESSAGES * DIFFERENT_MESSAGES, "said": said, "until": until})
+            while add_words(db):
+                pass
 
 
 async def _searches(store: Store, messages: int) -> list[Measure]:
@@ -325,12 +327,10 @@ def _timed(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> floa
 
 
 @contextlib.contextmanager
-def _schema_only(path: Path, indexed: bool) -> Iterator[sqlite3.Connection]:
-    """Open a database with our schema but without our writer. If not `indexed`, drop the search index's trigger."""
+def _schema_only(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database with our schema but without our writer."""
     with raw_connection(path) as db:
         migrate(db, path)
-        if not indexed:
-            _drop_index_trigger(db)
         yield db
 
 

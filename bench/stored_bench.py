@@ -10,6 +10,7 @@ from bench.measure import Measure
 from bench.subjects import Lab, gateway, lab
 from bench.traffic import burst, sequence
 from hermes_state.chats import ensure_chat
+from hermes_state.engines.sqlite.index import add_words
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.sessions import start_session
 from hermes_state.transcripts import NewMessage, append
@@ -89,6 +90,8 @@ async def _fill(path: Path, messages: int, chat_ref: str = "999") -> None:
         texts = list(Corpus().messages(messages))
         for at in range(0, messages, SEED_SLICE):
             await store.write(_append_all, session_id, texts[at : at + SEED_SLICE], now)
+            while await store.write(add_words):
+                pass
     finally:
         await store.close()
 
