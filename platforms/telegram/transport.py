@@ -22,6 +22,8 @@ from platforms.text import UNREADABLE, parsed_json
 MAX_BODY_BYTES = 16_000_000
 """Maximum size of a response, in bytes. A batch of updates is about a tenth of this size."""
 
+_URL_ENCODED = "application/x-www-form-urlencoded"
+
 CLOSE_SECONDS = 5
 """Maximum time to close connections, in seconds, because an unreachable peer never confirms the close."""
 
@@ -153,7 +155,7 @@ class BotApiRequest(BaseRequest):
 
     @asynccontextmanager
     async def _open(
-        self, method: str, url: str, silent_seconds: float, data: aiohttp.FormData | None = None
+        self, method: str, url: str, silent_seconds: float, data: aiohttp.FormData | aiohttp.BytesPayload | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
             raise NotSentError("the adapter is shutting down")
@@ -173,7 +175,9 @@ class BotApiRequest(BaseRequest):
             raise AmbiguousRequestError(f"the connection to the Bot API broke ({type(error).__name__})") from None
 
 
-def _encoded(request_data: RequestData) -> aiohttp.FormData:
+def _encoded(request_data: RequestData) -> aiohttp.FormData | aiohttp.BytesPayload:
+    if not request_data.contains_files:  # encoding a form takes twice as long
+        return aiohttp.BytesPayload(request_data.url_encoded_parameters().encode(), content_type=_URL_ENCODED)
     # Quoting would show people file names with %20.
     form = aiohttp.FormData(request_data.json_parameters, quote_fields=False)
     for name, (filename, content, mime) in request_data.multipart_data.items():
