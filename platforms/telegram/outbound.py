@@ -50,6 +50,8 @@ _SIGNS = {
 }
 """Emoji of the signs. Bots can use only 73 emoji, which include neither a check mark nor a cross."""
 
+RENDERED_AT_ONCE = 500
+"""Maximum length, in characters, of an unfinished answer that is rendered on the event loop."""
 _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # Telegram would preview only one of many links
 
 
@@ -84,7 +86,9 @@ class TelegramSender:
         """Show the newest part of an unfinished answer, and return the placeholder's id if it is known."""
         from platforms.telegram.rendering import render
 
-        part = (await asyncio.to_thread(render, preview.text, self._tables))[-1]
+        args = preview.text, self._tables
+        is_short = len(preview.text) <= RENDERED_AT_ONCE  # starting a thread takes longer than rendering this
+        part = (render(*args) if is_short else await asyncio.to_thread(render, *args))[-1]
         # A draft cannot have buttons.
         if not preview.is_shared and self._has_drafts and preview.ref is None and not preview.buttons:
             if await self._draft(preview, part):
