@@ -23,7 +23,9 @@ PIECE_CHARACTERS = 50_000
 PIECE_OVERLAP = 400  # length of the longest identifier, in characters
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
 _NAME = re.compile(r"(?<=[^\W_] )(?=[^\W\d_])\w{2,}|(?<=[,;:(] )(?=[^\W\d_])\w{2,}")
-_GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
+_DIGITS = bytes(byte if chr(byte) in "0123456789" else 32 for byte in range(256))
+_SEPARATOR = r"[,.' \u00a0\u202f]"
+_GROUPED = re.compile(rf"{_SEPARATOR}(?<=\d.)(?=\d{{3}})")
 
 
 def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
@@ -81,15 +83,7 @@ class _Source:
             texts += [f"{recall_id(row.id)} {moment(row.created_at, zone)} {named}", *said(row)]
             for call in row.body.calls:
                 texts += arguments_of(call.arguments) if "\\" in call.arguments else ()
-        self._pieces = [*_pieces(texts)]
-
-    @cached_property
-    def _texts(self) -> list[str]:
-        return [piece.casefold() for piece in self._pieces]
-
-    @cached_property
-    def _plain(self) -> list[str]:
-        return [_GROUPED.sub("", text) for text in self._texts]
+        self._pieces = [_Piece(text) for text in _pieces(texts)]
 
     def holds(self, identifier: str) -> bool:
         """Return True if an identifier or all of its parts occur in the texts. Very short identifiers always pass."""
@@ -98,12 +92,47 @@ class _Source:
         digits = sum(map(str.isdigit, token))
         if (digits < 4 and not (digits and len(token) > 3)) and not re.search(r"[/@]", token):
             return True
-        if _is_in(written, self._pieces) or _is_in(token, self._texts):
+        near = self._near(token)
+        if any(_is_in(written, piece.text) for piece in near):
+            return True
+        has_letters = not token.isascii() or token.upper() != token
+        if has_letters and any(_is_in(token, piece.folded) for piece in near):
+            return True
+        # A number without its separators differs from the number only if it has four digits in a row.
+        plain = _GROUPED.sub("", token)
+        long = re.search(r"\d{4,}", plain)
+        grouped = re.compile(f"{_SEPARATOR}?".join(long[0])) if long is not None else None
+        if grouped and any(grouped.search(one.text) and _is_in(plain, one.plain) for one in self._pieces):
             return True
         parts = [part for part in re.findall(r"[\w.]*\w", token) if any(map(str.isdigit, part))]
-        return _is_in(_GROUPED.sub("", token), self._plain) or (
-            len(parts) > 1 and "/" not in token[:1] and all(_is_in(part, self._texts) for part in parts)
+        return (
+            len(parts) > 1
+            and "/" not in token[:1]
+            and all(any(_is_in(part, piece.folded) for piece in self._near(part)) for part in parts)
         )
+
+    def _near(self, token: str) -> list["_Piece"]:
+        """Return the pieces that contain all numbers of a token. Only they can contain the token."""
+        numbers = _numbers_in(token)
+        return [piece for piece in self._pieces if numbers <= piece.numbers]
+
+
+class _Piece:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.numbers = _numbers_in(text)
+
+    @cached_property
+    def folded(self) -> str:
+        return self.text.casefold()
+
+    @cached_property
+    def plain(self) -> str:
+        return _GROUPED.sub("", self.folded)
+
+
+def _numbers_in(text: str) -> frozenset[bytes]:
+    return frozenset(text.encode("utf-8", "surrogatepass").translate(_DIGITS).split())
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
@@ -121,13 +150,12 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
     yield "\n".join(joined)
 
 
-def _is_in(token: str, texts: Iterable[str]) -> bool:
-    """Return True if one of the texts contains the token, other than as part of a longer number."""
-    for text in texts:
-        at = text.find(token)
-        while at >= 0:
-            before, after = text[at - 1 : at], text[at + len(token) : at + len(token) + 1]
-            if not (token[:1].isdigit() and before.isdigit()) and not (token[-1:].isdigit() and after.isdigit()):
-                return True
-            at = text.find(token, at + 1)
+def _is_in(token: str, text: str) -> bool:
+    """Return True if the text contains the token, other than as part of a longer number."""
+    at = text.find(token)
+    while at >= 0:
+        before, after = text[at - 1 : at], text[at + len(token) : at + len(token) + 1]
+        if not (token[:1].isdigit() and before.isdigit()) and not (token[-1:].isdigit() and after.isdigit()):
+            return True
+        at = text.find(token, at + 1)
     return False

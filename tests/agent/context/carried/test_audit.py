@@ -30,6 +30,25 @@ def test_invented_identifiers_are_removed_in_a_long_conversation() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "written", "is_known"),
+    [
+        ("The rent is 6,400 a month.", "6400", True),
+        ("The rent is 6400 a month.", "6,400", True),
+        ("The rent is ٦,٤٠٠ a month.", "the number ٦٤٠٠", True),
+        ("The rent is 6,400 a month.", "16400", False),
+        ("The rent is 16,400 a month.", "6400", False),
+        ("The rent is 6,40 a month.", "6400", False),
+        ("The rent is 6,4001 a month.", "6400", False),
+        ("Ask STRASSE-77 for it.", "straße-77", True),
+        ("Ask ꭰ-7712 for it.", "`Ꭰ-7712`", True),
+    ],
+)
+def test_numbers_and_names_may_be_written_in_another_way(said: str, written: str, is_known: bool) -> None:
+    summary = f"## Facts\nThey met.\nIt is {written}."
+    assert audited(summary, said) == (summary if is_known else "## Facts\nThey met.")
+
+
+@pytest.mark.parametrize(
     ("line", "is_vague"),
     [
         ("The assistant helped with the questions and things went well.", True),
