@@ -59,7 +59,8 @@ async def expire_idle(lanes: LaneRegistry) -> None:
         return
     before = Millis(now - int(hours * 3_600_000))
     try:
-        while ended := await lanes.store.write(sessions.expire_idle, before, 500, now):
+        while await lanes.store.read(sessions.load_idle, before, 1):  # writes wait only if there is something to do
+            ended = await lanes.store.write(sessions.expire_idle, before, 500, now)
             log.info("sessions.expired", count=len(ended), idle_hours=hours)
             for session_id in ended:
                 runtime = lanes.runtime.of(await lanes.store.read(agent_of, session_id))

@@ -195,8 +195,8 @@ SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_c
     ORDER BY r.id DESC LIMIT 1) AS tool_state,
   (SELECT t.started_at FROM turns t WHERE t.id = m.turn_id AND m.origin = 'human') AS taken_up_at,
   (SELECT p.ref FROM platform_messages p WHERE p.message_id = m.id ORDER BY p.part LIMIT 1) AS ref,
-  EXISTS (SELECT 1 FROM outbox o WHERE o.message_id = m.id AND o.state IN ('pending','sending','ambiguous')
-    AND o.kind <> 'voice') AS is_owed,
+  EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = m.chat_id AND o.message_id = m.id
+    AND o.state IN ('pending','sending','ambiguous') AND o.kind <> 'voice') AS is_owed,
   EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL) AS is_undone
 FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq DESC LIMIT ?
 """

@@ -111,9 +111,7 @@ SCHEDULE_PREFIX = "schedule:"
 """Prefix of a scheduled message's event key. A platform's event key starts with the bot's id."""
 IS_SCHEDULED = f"event_ref LIKE '{SCHEDULE_PREFIX}_%'"
 
-OPEN = "state IN ('new','claimed')"  # SQL condition for rows that are not settled
-WAITS = "state IN ('new','claimed') AND state = 'new'"
-"""SQL condition for unclaimed rows. Its first half lets SQLite use an index instead of reading all rows."""
+WAITS = "state = 'new'"  # SQL condition for rows that no turn has claimed
 
 _COLUMNS = columns(InboxRow, "inbox")
 
@@ -179,11 +177,10 @@ def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     Chats with a running turn come first, then the others, oldest waiting row first. Chats whose turn is waiting for a
     decision are left out.
     """
-    query = """WITH opened AS (
+    query = f"""WITH opened AS (
       SELECT chat_id, state FROM turns WHERE parent_turn_id IS NULL AND state IN ('running','waiting'))
     SELECT chat_id FROM (
-      SELECT chat_id, id FROM inbox
-      WHERE state IN ('new','claimed') AND kind <> 'notice' AND NOT (kind = 'command' AND mode = 'alone')
+      SELECT chat_id, id FROM inbox WHERE {WAITS} AND kind <> 'notice' AND NOT (kind = 'command' AND mode = 'alone')
         AND chat_id NOT IN (SELECT chat_id FROM opened WHERE state = 'waiting')
       UNION ALL SELECT chat_id, 0 FROM opened WHERE state = 'running') AS work
     GROUP BY chat_id ORDER BY min(id), chat_id"""
@@ -198,9 +195,11 @@ def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
 
 def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
     """Return True if the row's chat has an earlier message that is waiting or belongs to a turn in progress."""
-    query = """SELECT EXISTS (SELECT 1 FROM inbox i JOIN inbox own ON own.chat_id = i.chat_id
-    WHERE own.id = ? AND i.id < own.id AND i.state IN ('new','claimed')
-      AND (i.kind = 'message' OR i.state = 'claimed'))"""
+    query = f"""SELECT EXISTS (SELECT 1 FROM inbox i
+        WHERE i.chat_id = own.chat_id AND i.{WAITS} AND i.id < own.id AND i.kind = 'message')
+      OR EXISTS (SELECT 1 FROM turns t
+        WHERE t.chat_id = own.chat_id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
+    FROM inbox own WHERE own.id = ?"""
     return scalar(db, bool, query, (inbox_id,))
 
 
@@ -279,7 +278,11 @@ def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMess
     LEFT JOIN inbox n ON n.id = (SELECT max(e.id) FROM inbox e
       WHERE e.chat_id = i.chat_id AND e.message_ref = i.message_ref AND e.kind = 'notice')
     LEFT JOIN messages t ON t.inbox_id = n.id
-    WHERE i.chat_id = :chat_id AND i.message_ref = :ref AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1"""
+    WHERE i.message_ref = :ref AND i.id = coalesce(
+      (SELECT max(w.id) FROM inbox w
+        WHERE w.chat_id = :chat_id AND w.{WAITS} AND w.message_ref = :ref AND w.kind <> 'notice'),
+      (SELECT s.inbox_id FROM platform_messages p JOIN messages s ON s.id = p.message_id
+        WHERE p.chat_id = :chat_id AND p.ref = :ref))"""
     return select_one(db, EditedMessage, query, parameters)
 
 

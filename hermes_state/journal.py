@@ -133,7 +133,7 @@ def start_at_once(
     query = f"""INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
     SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
     WHERE c.id = :chat_id AND s.ended_at IS NULL AND c.agent = {NEXT_AGENT}
-      AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.OPEN})
+      AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.WAITS})
       AND NOT EXISTS (SELECT 1 FROM turns t
         WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
     RETURNING id, lineage_id, EXISTS (SELECT 1 FROM ratings r WHERE r.chat_id = turns.chat_id AND r.was_told = 0)"""
@@ -179,8 +179,8 @@ def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
 
 def _copy_steers(db: Connection, turn: RunningTurn, rows: Sequence[InboxRow], now: Millis) -> int:
     """Add the texts of people's messages, but no notices, to a sub-agent's turn, each once. Return their number."""
-    query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'user'"
-    known = set(scalars(db, str, query, (turn.id,))) if rows else set()
+    query = "SELECT text FROM messages WHERE lineage_id = ? AND turn_id = ? AND role = 'user'"
+    known = set(scalars(db, str, query, (turn.lineage_id, turn.id))) if rows else set()
     said = (row.payload.text for row in rows if row.kind is InboxKind.MESSAGE and row.payload.text)
     texts = (f"Message from a person, sent while you work: {text}" for text in said)
     new = [text for text in dict.fromkeys(texts) if text not in known]

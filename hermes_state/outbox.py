@@ -186,8 +186,8 @@ def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
 
 def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
     """Make the turn's reply replace its preview (the message `ref`), unless sending the reply has begun."""
-    query = "UPDATE outbox SET replaces = ? WHERE turn_id = ? AND part = 0 AND state = 'pending' AND attempts = 0"
-    db.execute(f"{query} AND kind <> 'voice'", (ref, turn_id))
+    query = "UPDATE outbox SET replaces = ? WHERE dedupe_key = ? AND part = 0 AND state = 'pending' AND attempts = 0"
+    db.execute(query, (ref, f"turn:{turn_id}"))
 
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
@@ -288,8 +288,9 @@ def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
     sent = db.execute(query, (ref, now, row_id)).fetchone()
     chat_id, message_id, part, key, is_owed = sent or (None, None, 0, "", 0)
     if message_id is not None:
-        query = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"
-        db.execute(query, (chat_id, ref, message_id, part))
+        query = """INSERT INTO platform_messages SELECT ?, ?, id, ? FROM messages WHERE id = ?
+        ON CONFLICT (chat_id, ref) DO NOTHING"""  # the message may have been deleted
+        db.execute(query, (chat_id, ref, part, message_id))
     # If the question was answered while it was being sent, its edit needs the message's id.
     if key.startswith("approval:"):
         query = "UPDATE outbox SET replaces = ? WHERE dedupe_key = ? AND part = 0 AND attempts = 0"
@@ -341,8 +342,8 @@ def stop_delivery(
     `person` limits this to turns that the person started, and `before` to turns that began with an earlier inbox row.
     """
     values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
-    query = """UPDATE outbox SET state = 'dead', error = 'stopped with /stop', settled_at = :now
-    WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind IN ('final','voice') OR part > 0)
+    query = f"""UPDATE outbox SET state = 'dead', error = 'stopped with /stop', settled_at = :now
+    WHERE chat_id = :chat_id AND {OPEN} AND (kind IN ('final','voice') OR part > 0)
     AND (turn_id IS NULL OR (SELECT min(i.id) FROM inbox i WHERE i.turn_id = outbox.turn_id) < :before)
     AND (CAST(:person AS TEXT) IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)
     RETURNING kind"""
@@ -353,7 +354,7 @@ def load_words(db: Connection, row_id: OutboxId) -> str | None:
     """Load the text of the answer to speak. None if it is already recorded, or was stopped or undone."""
     query = """SELECT coalesce(m.text, '') FROM outbox o JOIN messages m ON m.id = o.message_id
     WHERE o.id = ? AND o.rendered = 0 AND o.settled_at IS NULL
-    AND NOT EXISTS (SELECT 1 FROM outbox t WHERE t.turn_id = o.turn_id AND t.kind = 'final' AND t.state = 'dead')
+    AND NOT EXISTS (SELECT 1 FROM outbox t WHERE t.dedupe_key = 'turn:' || o.turn_id AND t.state = 'dead')
     AND NOT EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL)"""
     return scalar_or_none(db, str, query, (row_id,))
 

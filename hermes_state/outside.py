@@ -3,6 +3,7 @@
 import msgspec
 
 from hermes_state.inbox import InboxState
+from hermes_state.models.ledger import OF_TURN
 from hermes_state.store.sql import Connection, scalar_or_none, select_one
 from hermes_state.values import MessageId, Millis, OutboxId, TurnId, TurnState
 
@@ -35,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.turn_state not in (TurnState.RUNNING, TurnState.WAITING)
 
 
-_TOKENS = "(SELECT CAST(coalesce(sum({}), 0) AS BIGINT) FROM model_calls c WHERE c.turn_id = t.id)"
+_TOKENS = f"(SELECT CAST(coalesce(sum({{}}), 0) AS BIGINT) FROM model_calls m WHERE {OF_TURN})"
 _REQUESTS = """FROM inbox i JOIN chats h ON h.id = i.chat_id LEFT JOIN turns t ON t.id = i.turn_id
 LEFT JOIN messages a ON a.id = (SELECT m.id FROM messages m
   WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1)"""

@@ -360,16 +360,21 @@ def load_other_lineages(db: Connection, chat_id: ChatId, lineage_id: LineageId, 
     return scalars(db, LineageId, query, (chat_id, lineage_id, lineage_id, limit))
 
 
-@locks(EVERYTHING)
-def expire_idle(db: Connection, before: Millis, limit: int, now: Millis) -> list[SessionId]:
-    """End sessions whose last message from a person is older than `before`. Return the sessions' ids."""
+def load_idle(db: Connection, before: Millis, limit: int) -> list[SessionId]:
+    """Load sessions whose last message from a person is older than `before`. Reads the newest session of every chat."""
     query = """SELECT s.id FROM sessions s JOIN chats c ON c.active_session_id = s.id
     WHERE s.ended_at IS NULL AND s.last_human_at < ?
       AND NOT EXISTS (SELECT 1 FROM turns t
         WHERE t.chat_id = s.chat_id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
-      AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = s.chat_id AND i.state IN ('new','claimed'))
+      AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = s.chat_id AND i.state = 'new')
     ORDER BY s.last_human_at LIMIT ?"""
-    idle = scalars(db, SessionId, query, (before, limit))
+    return scalars(db, SessionId, query, (before, limit))
+
+
+@locks(EVERYTHING)
+def expire_idle(db: Connection, before: Millis, limit: int, now: Millis) -> list[SessionId]:
+    """End the sessions that `load_idle` finds. Return their ids."""
+    idle = load_idle(db, before, limit)
     for session_id in idle:
         end_session(db, session_id, EndReason.EXPIRED, now)
     return idle

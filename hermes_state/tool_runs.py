@@ -115,7 +115,8 @@ class ToolRunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_newest_runs(db: Connection, lineage_id: LineageId, skip: int, limit: int) -> list[ToolRunRow]:
     """Load the calls of a lineage's newest turn and of its sub-agents, in the order in which they began."""
-    query = """WITH newest AS (SELECT max(id) AS id FROM turns WHERE lineage_id = ?)
+    query = """WITH newest AS (SELECT turn_id AS id FROM messages
+      WHERE lineage_id = ? AND turn_id IS NOT NULL AND seq > 0 ORDER BY messages.id DESC LIMIT 1)
     SELECT r.call_message_id, r.tool_call_id, r.tool_name, r.state, r.started_at, r.ended_at,
       r.turn_id <> (SELECT id FROM newest) AS is_subagent
     FROM tool_runs r WHERE r.turn_id = (SELECT id FROM newest)

@@ -208,7 +208,7 @@ def load_message(db: Connection, message_id: MessageId) -> Message:
 
 def load_sender_name(db: Connection, turn_id: TurnId, sender_ref: UserRef) -> str | None:
     """Return the name that a person used in a turn, or None if the person wrote nothing in it."""
-    query = "SELECT sender_name FROM messages WHERE turn_id = ? AND sender_ref = ? ORDER BY id DESC LIMIT 1"
+    query = "SELECT sender_name FROM inbox WHERE turn_id = ? AND sender_ref = ? ORDER BY id DESC LIMIT 1"
     return scalar_or_none(db, str, query, (turn_id, sender_ref))
 
 

@@ -11,7 +11,7 @@ import msgspec
 from hermes_state import inbox, outbox
 from hermes_state.errors import StateError
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, columns, scalar, select, select_one
+from hermes_state.store.sql import Connection, columns, scalar, scalar_or_none, select, select_one
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -19,6 +19,7 @@ from hermes_state.values import (
     ConversationRef,
     InboxId,
     LineageId,
+    MessageId,
     Millis,
     ReasoningEffort,
     TurnId,
@@ -91,9 +92,24 @@ LEFT JOIN sessions s ON s.lineage_id = t.lineage_id
 LEFT JOIN inbox q ON q.id = (SELECT max(i.id) FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice')
 """
 
+# Purpose: find open turns with the index of people's turns and the index of sub-agents.
+OPEN_TURNS = " UNION ALL ".join(
+    f"SELECT id FROM turns WHERE parent_turn_id IS {whose} AND state IN ('running','waiting')"
+    for whose in ("NULL", "NOT NULL")
+)
+
 
 def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
     return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state = 'running'", (turn_id,))
+
+
+def first_message(db: Connection, turn_id: TurnId) -> MessageId | None:
+    """Return the first row of a conversation's newest turn, or None if it has none."""
+    query = """SELECT m.id FROM turns t JOIN messages m ON m.lineage_id = t.lineage_id AND m.turn_id = t.id
+      AND m.id > coalesce((SELECT e.id FROM messages e
+        WHERE e.lineage_id = t.lineage_id AND e.turn_id < t.id ORDER BY e.id DESC LIMIT 1), 0)
+    WHERE t.id = ? ORDER BY m.id LIMIT 1"""
+    return scalar_or_none(db, MessageId, query, (turn_id,))
 
 
 def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:

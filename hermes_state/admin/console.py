@@ -2,19 +2,16 @@
 
 import msgspec
 
+from hermes_state.models.ledger import OF_TURN
 from hermes_state.sessions import chat_label
 from hermes_state.store.sql import Connection, columns, containing, scalar, scalars, select
+from hermes_state.turns import OPEN_TURNS
 from hermes_state.values import ChatId, ChatKey, ChatKind, MicroUsd, Millis, TurnId, UserRef
 
 # Purpose: name a chat for people. Groups have a title; a direct chat has the name of the person who wrote last.
 _LABEL = f"coalesce(nullif({chat_label('a.lineage_id')}, ''), a.title, '')"
 _SPENT = "CASE WHEN count(*) = 0 THEN 0 ELSE sum(m.cost_microusd) END"
 _ACTIVE = "LEFT JOIN sessions a ON a.id = c.active_session_id"
-# Purpose: find open turns with the index of people's turns and the index of sub-agents.
-_OPEN_TURNS = " UNION ALL ".join(
-    f"SELECT id FROM turns WHERE parent_turn_id IS {whose} AND state IN ('running','waiting')"
-    for whose in ("NULL", "NOT NULL")
-)
 
 
 class LiveTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +39,10 @@ def load_live_turns(db: Connection) -> list[LiveTurn]:
       c.agent, t.state = 'waiting' AS is_waiting, t.parent_turn_id IS NOT NULL AS is_subagent,
       (SELECT r.tool_name FROM tool_runs r WHERE r.turn_id = t.id AND r.state = 'started' ORDER BY r.id DESC LIMIT 1)
         AS tool,
-      (SELECT count(*) FROM model_calls m WHERE m.turn_id = t.id) AS calls,
-      (SELECT {_SPENT} FROM model_calls m WHERE m.turn_id = t.id) AS cost
+      (SELECT count(*) FROM model_calls m WHERE {OF_TURN}) AS calls,
+      (SELECT {_SPENT} FROM model_calls m WHERE {OF_TURN}) AS cost
     FROM turns t JOIN chats c ON c.id = t.chat_id {_ACTIVE}
-    WHERE t.id IN ({_OPEN_TURNS}) ORDER BY t.started_at, t.id"""
+    WHERE t.id IN ({OPEN_TURNS}) ORDER BY t.started_at, t.id"""
     return select(db, LiveTurn, query)
 
 
@@ -155,17 +152,14 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_failures(db: Connection, since: Millis) -> list[FailureRow]:
     """Load the reasons why turns have failed since the time `since`, most frequent first."""
-    # Use two look-ups, because a single one with OR would read all replies.
     query = """SELECT coalesce(t.error, '') AS reason, count(DISTINCT t.id) AS count, max(o.created_at) AS last_at
-    FROM outbox o JOIN turns t ON t.id = o.turn_id WHERE o.kind = 'error' AND t.state = 'failed' AND o.id IN (
-      SELECT id FROM outbox WHERE settled_at >= ?
-      UNION ALL SELECT id FROM outbox WHERE state IN ('pending','sending','ambiguous'))
+    FROM outbox o JOIN turns t ON t.id = o.turn_id
+    WHERE o.kind = 'error' AND (o.settled_at >= ? OR o.settled_at IS NULL) AND t.state = 'failed'
     GROUP BY coalesce(t.error, '') ORDER BY count DESC, reason LIMIT 20"""
     return select(db, FailureRow, query, (since,))
 
 
 def count_waiting(db: Connection) -> int:
     """Count the messages, in all chats, that do not belong to a turn yet."""
-    # `IN` repeats the condition of the partial index, so that the index is used.
-    query = "SELECT count(*) FROM inbox WHERE state IN ('new','claimed') AND state = 'new' AND kind = 'message'"
+    query = "SELECT count(*) FROM inbox WHERE state = 'new' AND kind = 'message'"
     return scalar(db, int, query)

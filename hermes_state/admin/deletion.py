@@ -32,6 +32,7 @@ from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, insertion, load_note, save_note, scalar, scalar_or_none, scalars, select
 from hermes_state.store.writer import Store
 from hermes_state.text import counted
+from hermes_state.turns import OPEN_TURNS
 from hermes_state.values import LOCAL_OWNER, ChatId, ChatKey, LineageId, MessageId, Millis, SessionId, UserRef
 from hermes_state.web_chats import existing, load_listed
 
@@ -134,14 +135,14 @@ def is_busy(db: Connection, target: DeletionTarget, *, only_turns: bool = False,
     What has waited since before `since` does not count.
     """
     chats, lineages = _load_reach(db, target)
-    turns = f"""SELECT EXISTS (SELECT 1 FROM turns WHERE state IN ('running','waiting')
+    turns = f"""SELECT EXISTS (SELECT 1 FROM turns WHERE id IN ({OPEN_TURNS})
       AND (chat_id IN ({chats}) OR lineage_id IN ({lineages}) OR started_by = :person))"""
     waiting = f"""OR EXISTS (SELECT 1 FROM inbox WHERE kind <> 'notice'
         AND (state = 'claimed' OR (state = 'new' AND received_at >= :since))
         AND (chat_id IN ({chats}) OR sender_ref = :person))
-      OR EXISTS (SELECT 1 FROM outbox WHERE (state = 'sending'
+      OR EXISTS (SELECT 1 FROM outbox o WHERE {outbox.OPEN} AND (state = 'sending'
         OR (state = 'pending' AND created_at >= :since)) AND (chat_id IN ({chats}) OR
-         turn_id IN (SELECT id FROM turns WHERE lineage_id IN ({lineages}))))"""
+         EXISTS (SELECT 1 FROM turns t WHERE t.id = o.turn_id AND t.lineage_id IN ({lineages}))))"""
     values = {"person": target.person, "since": since}
     return scalar(db, bool, turns if only_turns else f"{turns} {waiting}", values)
 
@@ -260,7 +261,7 @@ def _set_aside(db: Connection, family: Sequence[LineageId], now: Millis) -> None
     ours = f"lineage_id IN ({', '.join(map(str, family))})"
     for turn_id in scalars(db, int, f"SELECT id FROM turns WHERE {ours} ORDER BY id"):
         _remove_events(db, source.id, f"turn:{turn_id}:")
-    db.execute(f"DELETE FROM outbox WHERE turn_id IN (SELECT id FROM turns WHERE {ours})")
+        db.execute("DELETE FROM outbox WHERE dedupe_key IN (?, ?)", (f"turn:{turn_id}", f"turn:{turn_id}:voice"))
     db.execute(f"DELETE FROM tool_grants WHERE {ours}")
     files = f"message_id IN (SELECT id FROM messages WHERE {ours})"
     for table, rows in (("attachments", files), ("turns", ours), ("sessions", ours)):

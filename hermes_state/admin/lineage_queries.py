@@ -9,6 +9,7 @@ import msgspec
 from hermes_state.attachments import MessageFile
 from hermes_state.chats import find_chats_named
 from hermes_state.errors import LookupReason, LookupRejected
+from hermes_state.models.ledger import OF_SESSIONS
 from hermes_state.sessions import (
     LINEAGE_KEY,
     MIN_KEY_PREFIX,
@@ -222,7 +223,8 @@ _BEGUN = f"""
 SELECT s.lineage_id, s.key, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind,
   p.key AS parent, s.kind, s.system_prompt, s.started_at,
   coalesce((SELECT c.model FROM model_calls c WHERE c.lineage_id = s.lineage_id AND c.outcome = 'ok'
-    AND c.purpose IN ('turn', 'schedule', 'subagent') ORDER BY c.created_at DESC LIMIT 1), s.model) AS model,
+    AND c.purpose IN ('turn', 'schedule', 'subagent') AND {OF_SESSIONS}
+    ORDER BY c.created_at DESC LIMIT 1), s.model) AS model,
   coalesce((SELECT o.names FROM tool_offers o JOIN sessions f ON f.id = o.session_id
     WHERE f.lineage_id = s.lineage_id ORDER BY f.id LIMIT 1), '[]') AS tools
 FROM sessions s JOIN chats c ON c.id = s.chat_id

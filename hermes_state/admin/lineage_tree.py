@@ -1,6 +1,7 @@
 """Queries for the lineage page: the sessions of a chat as a tree, and the prompt sizes of a conversation."""
 
 from hermes_state.admin.console import FIGURES, CompressionFigures
+from hermes_state.models.ledger import within_lineage
 from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.sql import Connection, scalar_or_none, select
 from hermes_state.values import ChatId, EndReason, LineageId, MessageId, Millis, SessionId, SessionKind
@@ -49,11 +50,12 @@ def load_prompt_sizes(db: Connection, lineage_id: LineageId, calls: int, parts: 
     The newest `calls` calls are divided into `parts` periods. Each period has one entry, with the time of its last call
     and the size of its largest prompt.
     """
-    query = """SELECT max(at) AS at, max(tokens) AS tokens FROM (
-      SELECT at, tokens, ntile(CAST(:parts AS INTEGER)) OVER (ORDER BY at) AS part FROM (
+    where, values = within_lineage(db, lineage_id)
+    query = f"""SELECT max(at) AS at, max(tokens) AS tokens FROM (
+      SELECT at, tokens, ntile(CAST(? AS INTEGER)) OVER (ORDER BY at) AS part FROM (
         SELECT created_at AS at,
           input_tokens + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0) AS tokens
-        FROM model_calls WHERE lineage_id = :lineage AND outcome = 'ok' AND input_tokens IS NOT NULL
-          AND purpose IN ('turn', 'schedule') ORDER BY created_at DESC LIMIT :calls) newest) parted
+        FROM model_calls WHERE outcome = 'ok' AND input_tokens IS NOT NULL AND purpose IN ('turn', 'schedule') {where}
+        ORDER BY created_at DESC LIMIT ?) newest) parted
     GROUP BY part ORDER BY 1"""
-    return db.execute(query, {"parts": parts, "lineage": lineage_id, "calls": calls}).fetchall()
+    return db.execute(query, (parts, *values, calls)).fetchall()

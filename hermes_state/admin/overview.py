@@ -29,7 +29,8 @@ _COUNTS = f"""
   (SELECT count(*) FROM chats) AS chats,
   (SELECT count(DISTINCT s.lineage_id) FROM sessions s WHERE NOT {IS_SUBAGENT}) AS conversations,
   (SELECT count(*) FROM messages) AS messages,
-  (SELECT count(*) FROM inbox WHERE state IN ('new','claimed')) AS waiting,
+  (SELECT count(*) FROM inbox WHERE {WAITS}) + (SELECT count(*) FROM turns t JOIN inbox i ON i.turn_id = t.id
+    WHERE t.parent_turn_id IS NULL AND t.state IN ('running','waiting') AND i.state = 'claimed') AS waiting,
   (SELECT count(DISTINCT chat_id) FROM turns WHERE state IN ('running','waiting')) AS open_turns,
   (SELECT count(*) FROM outbox WHERE state IN ('pending','sending','ambiguous')) AS undelivered
 """

@@ -54,7 +54,8 @@ WHERE kind = 'root' AND id IN (SELECT lineage_id FROM turns WHERE parent_turn_id
 # Purpose: find the agents of recreated sessions, so that no other agent reads them. The keys begin with `l`.
 _LOST_AGENTS = """
 UPDATE sessions SET agent = coalesce((SELECT c.agent FROM model_calls c
-  WHERE c.lineage_id = sessions.lineage_id ORDER BY c.agent DESC LIMIT 1), '') WHERE key LIKE 'l%'
+  WHERE c.chat_id = sessions.chat_id AND c.lineage_id = sessions.lineage_id ORDER BY c.agent DESC LIMIT 1), '')
+WHERE key LIKE 'l%'
 """
 # Purpose: settle messages that were not answered and whose turn was lost.
 _WITHOUT_TURN = """

@@ -25,10 +25,6 @@ from hermes_state.values import LineageId, Millis
 SLICE_ROWS = 500
 
 _EXPIRED: Final = {
-    # Settled events. Only their keys are left, because settling empties the payload.
-    "inbox": ("id", "settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at"),
-    # Replies that were delivered or given up.
-    "outbox": ("id", "settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at"),
     # One-time schedules that have fired.
     "schedules": ("id", "state = 'done' AND fired_at < ?"),
     # Expired codes. Approved and revoked people stay.
@@ -37,6 +33,8 @@ _EXPIRED: Final = {
     "talk": ("id", "sent_at < ?"),
 }
 """Key column of each table, and the SQL condition for its rows that ended long enough ago to be removed."""
+_SETTLED: Final = {"inbox": "received_at", "outbox": "created_at"}
+"""Tables from which settled rows are removed, each with the column that holds the time when a row was stored."""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
@@ -45,7 +43,12 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
     Return the number of removed rows by table. Settled inbox rows must be kept for at least a day, because a platform
     can deliver an event again for that long.
     """
-    counts = dict.fromkeys(_EXPIRED, 0)
+    counts = dict.fromkeys((*_SETTLED, *_EXPIRED), 0)
+    for table in _SETTLED:
+        after: int | None = 0
+        while after is not None:
+            removed, after = await store.write(_remove_settled, table, after, Millis(now - max_age_millis))
+            counts[table] += removed
     for table in _EXPIRED:
         ages = {"pairings": 0, "talk": MAX_AGE_MS}
         before = Millis(now - ages.get(table, max_age_millis))
@@ -138,3 +141,18 @@ def _remove_slice(db: Connection, table: str, before: Millis) -> int:
     key, condition = _EXPIRED[table]
     query = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {condition} LIMIT ?)"
     return db.execute(query, (before, SLICE_ROWS)).rowcount
+
+
+@locks(EVERYTHING)
+def _remove_settled(db: Connection, table: str, after: int, before: Millis) -> tuple[int, int | None]:
+    """Remove rows settled before `before` from the next slice. Return their number, and the slice's last id.
+
+    Rows are stored in the order of their ids. Return None instead of the id if the slice ends with a newer row.
+    """
+    query = f"SELECT id, {_SETTLED[table]} FROM {table} WHERE id > ? ORDER BY id LIMIT ?"
+    rows = db.execute(query, (after, SLICE_ROWS)).fetchall()
+    if not rows:
+        return 0, None
+    last, stored_at = rows[-1]
+    query = f"DELETE FROM {table} WHERE id > ? AND id <= ? AND settled_at < ?"
+    return db.execute(query, (after, last, before)).rowcount, last if stored_at < before else None

@@ -3,6 +3,7 @@
 import msgspec
 
 from hermes_state.errors import LookupReason, LookupRejected
+from hermes_state.models.ledger import OF_TURN
 from hermes_state.sessions import chat_label
 from hermes_state.store.sql import Connection, columns, select, select_one
 from hermes_state.values import ChatKey, MessageId, MessageRole, MicroUsd, Millis, TurnId, parse_recall_id, recall_id
@@ -68,12 +69,12 @@ SELECT sender_ref, sender_name, sent_at, received_at, state FROM inbox
 WHERE turn_id = ? AND kind <> 'notice' ORDER BY id
 """
 # Purpose: load everything that happened in a turn, in order. A compression belongs to the turn during which it ran.
-_STEPS = """
+_STEPS = f"""
 SELECT created_at - coalesce(took_ms, 0) AS at, 'model' AS kind, purpose || ' to ' || model AS name, outcome, took_ms,
   cost_microusd AS cost,
   coalesce(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0), 0)
     || ' tokens in, ' || coalesce(output_tokens, 0) || ' out' AS tokens
-FROM model_calls WHERE turn_id = :turn
+FROM turns t JOIN model_calls m ON {OF_TURN} WHERE t.id = :turn
 UNION ALL SELECT started_at, 'tool', tool_name, state, ended_at - started_at, NULL, '' FROM tool_runs
   WHERE turn_id = :turn
 UNION ALL SELECT k.created_at - coalesce(k.took_ms, 0), 'compression', k.layer,
@@ -86,7 +87,8 @@ UNION ALL SELECT coalesce(first_tried_at, created_at), 'delivery',
     WHEN 'error' THEN 'the error message' ELSE 'a notice' END
     || ', part ' || (part + 1),
   state || CASE WHEN attempts > 1 THEN ' after ' || attempts || ' attempts' ELSE '' END || coalesce(': ' || error, ''),
-  settled_at - coalesce(first_tried_at, created_at), NULL, '' FROM outbox WHERE turn_id = :turn
+  settled_at - coalesce(first_tried_at, created_at), NULL, '' FROM outbox
+  WHERE dedupe_key IN ('turn:' || :turn, 'turn:' || :turn || ':voice')
 ORDER BY 1
 """
 

@@ -18,6 +18,18 @@ ADD_USAGE = """input_tokens = input_tokens + ?, output_tokens = output_tokens + 
 """SQL assignments that add a call to a session's totals. `usage_of` returns their parameters."""
 
 
+_FOREVER = 2**62
+_MARGIN = 3_600_000
+"""Milliseconds around a conversation or turn in which its calls are looked up, because clocks can be set back."""
+OF_TURN = f"""m.chat_id = t.chat_id AND m.turn_id = t.id
+  AND m.created_at BETWEEN t.started_at - {_MARGIN} AND coalesce(t.ended_at, {_FOREVER}) + {_MARGIN}"""
+"""SQL condition for the calls `m` of the turn `t`. They are found by chat and time, with the index for caps."""
+
+OF_SESSIONS = f"""c.chat_id = s.chat_id AND c.created_at BETWEEN s.started_at - {_MARGIN}
+  AND (SELECT max(coalesce(e.ended_at, {_FOREVER})) FROM sessions e WHERE e.lineage_id = s.lineage_id) + {_MARGIN}"""
+"""SQL condition for the calls `c` made during a conversation whose first session is `s`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
     """A model call in the ledger, successful or not."""
@@ -91,17 +103,26 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
 
     If `lineage_id` is None, search all conversations, but only calls whose token counts the provider reported.
     """
-    where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
+    where, place = ("AND estimated = 0", []) if lineage_id is None else within_lineage(db, lineage_id)
     query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
-    FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'
-      AND purpose IN ('turn','schedule','subagent')"""
-    return scalar_or_none(db, int, query, (*place, route, model))
+    FROM model_calls WHERE route = ? AND model = ? AND outcome = 'ok'
+      AND purpose IN ('turn','schedule','subagent') {where}"""
+    return scalar_or_none(db, int, query, (route, model, *place))
 
 
 def call_outcomes(db: Connection, lineage_id: LineageId, purpose: str) -> list[str]:
     """Return the outcomes of a conversation's calls for `purpose`, oldest first."""
-    query = "SELECT outcome FROM model_calls WHERE lineage_id = ? AND purpose = ? ORDER BY id"
-    return [outcome for (outcome,) in db.execute(query, (lineage_id, purpose))]
+    where, values = within_lineage(db, lineage_id)
+    query = f"SELECT outcome FROM model_calls WHERE purpose = ? {where} ORDER BY id"
+    return [outcome for (outcome,) in db.execute(query, (purpose, *values))]
+
+
+def within_lineage(db: Connection, lineage_id: LineageId) -> tuple[str, list[object]]:
+    """Return conditions for the calls of a conversation, with their values. The calls are found by chat and time."""
+    query = f"""SELECT min(chat_id), min(started_at) - {_MARGIN}, max(coalesce(ended_at, {_FOREVER})) + {_MARGIN}
+    FROM sessions WHERE lineage_id = ?"""
+    place = db.execute(query, (lineage_id,)).fetchone()
+    return " AND chat_id = ? AND created_at BETWEEN ? AND ? AND lineage_id = ?", [*place, lineage_id]
 
 
 class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,13 +182,14 @@ def load_by_purpose(
     db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None, agent: str | None = None
 ) -> dict[str, TotalUsage]:
     """Return totals by purpose for a conversation or a chat, for an agent, or for the whole gateway (all None)."""
-    where, values = _filter(chat_id=chat_id if lineage_id is None else None, lineage_id=lineage_id, agent=agent)
+    place, ids = ("", []) if lineage_id is None else within_lineage(db, lineage_id)
+    where, values = _filter(chat_id=chat_id if lineage_id is None else None, agent=agent)
     query = f"""SELECT 0 AS at, NULL AS chat_id, '' AS model, purpose, {_SUMS.format("spent.")} FROM model_calls
-    WHERE 1 = 1 {where} GROUP BY purpose ORDER BY min(id)"""
-    return {one.purpose: one.spent for one in select(db, UsageRow, query, values)}
+    WHERE 1 = 1 {place} {where} GROUP BY purpose ORDER BY min(id)"""
+    return {one.purpose: one.spent for one in select(db, UsageRow, query, [*ids, *values])}
 
 
-def _filter(**wanted: ChatId | LineageId | str | None) -> tuple[str, list[object]]:
+def _filter(**wanted: ChatId | str | None) -> tuple[str, list[object]]:
     """Return conditions for columns of the ledger, with their values. None: any value."""
     given = {column: value for column, value in wanted.items() if value is not None}
     return "".join(f" AND {column} = ?" for column in given), [*given.values()]

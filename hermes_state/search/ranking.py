@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias, TypedDict, Unpack
 from hermes_state.search.query import IN_WORD, LETTER, Expression, Term, any_pattern
 from hermes_state.store.segment import CJK, folded, fts_row
 from hermes_state.store.sql import Connection, scalar, scalar_or_none
+from hermes_state.turns import first_message
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 
 RANKED_HITS = 1_000
@@ -80,8 +81,7 @@ class MatchReader(ABC):
         self.any_of += [f"l{lineage_id}" for lineage_id in filters.get("lineage_ids", ())]
         self.none_of = [f"c{chat_id}" for chat_id in filters.get("other_than", ())]
         self.agent = filters.get("agent")
-        query = "SELECT min(id) FROM messages WHERE turn_id = ?"
-        before = scalar_or_none(db, int, query, (turn_id,)) if turn_id is not None else None
+        before = first_message(db, turn_id) if turn_id is not None else None
         self.before, self.since = before or 2**62, filters.get("since")
         self.after = _first_since(db, self.since) if self.since is not None else 0
         if (until := filters.get("until")) is not None:

@@ -194,7 +194,7 @@ def test_settled_rows_do_not_slow_down_new_messages(db: sqlite3.Connection) -> N
         inbox.queue_late_steers(db, chat)
         inbox.queue_steers(db, lambda _ref: True)
     assert len(plans) == 5
-    assert all("inbox_open" in plan for plan in plans), plans
+    assert all("inbox_waiting" in plan for plan in plans), plans
 
 
 def test_an_account_belongs_to_the_bot_of_its_newest_event(db: sqlite3.Connection) -> None:

@@ -193,6 +193,16 @@ def test_each_sent_part_is_linked_to_its_message(db: sqlite3.Connection) -> None
     assert db.execute(query, (message_id,)).fetchall() == [("p1", message_id, 0), ("p2", message_id, 1)]
 
 
+def test_a_delivered_part_is_settled_even_if_its_message_was_deleted_meanwhile(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    exchange(db, chat, "q", "a")
+    row = begin(db, chat, "a")
+    db.execute("DELETE FROM messages WHERE id = ?", (row.message_id,))
+    outbox.mark_sent(db, row.id, "p1", START)
+    assert db.execute("SELECT state FROM outbox").fetchall() == [("sent",)]
+    assert db.execute("SELECT 1 FROM platform_messages WHERE ref = 'p1'").fetchall() == []
+
+
 LATE_ENDS: dict[str, LateEnd] = {
     "retry": lambda db, row: outbox.mark_retry(db, row, False, "late", CLAIM, START),
     "dead": lambda db, row: outbox.mark_dead(db, row, "late", CLAIM, START),

@@ -14,6 +14,10 @@ def test_open_turns_of_people_and_of_subagents_are_listed(db: sqlite3.Connection
     assert [(one.id, one.is_subagent) for one in load_live_turns(db)] == [(turn.id, False), (child.id, True)]
 
 
+UNSETTLED = ("turns_open", "inbox_waiting", "outbox_errors")
+"""Indexes that contain no rows of ordinary messages which were answered."""
+
+
 @sqlite_only
 def test_the_overview_reads_only_open_and_recent_rows(db: sqlite3.Connection) -> None:
     plans: list[str] = []
@@ -28,7 +32,7 @@ def test_the_overview_reads_only_open_and_recent_rows(db: sqlite3.Connection) ->
         load_failures(db, START)
         db.set_trace_callback(None)
     found = " ".join(plans)
-    for index in ("turns_open", "turns_parent", "inbox_open", "outbox_settled", "outbox_open"):
+    for index in ("turns_open", "turns_parent", "inbox_waiting", "outbox_errors", "model_calls_chat"):
         assert index in found, plans
-    scans = [plan for plan in plans if plan.startswith("SCAN") and "_open" not in plan]
+    scans = [plan for plan in plans if plan.startswith("SCAN") and not plan.endswith(UNSETTLED)]
     assert scans == []

@@ -161,7 +161,7 @@ async def test_damaged_leaf_pages_lose_only_their_own_rows(path: Path) -> None:
 
 
 DAMAGED = (
-    *("messages_lineage", "inbox_open", "sqlite_autoindex_messages_1", "messages_turn", "messages_fts_data"),
+    *("messages_lineage", "inbox_turn", "sqlite_autoindex_messages_1", "messages_turn", "messages_fts_data"),
     *("the header", "the free list"),
 )
 
@@ -249,10 +249,10 @@ def test_talk_of_a_lost_chat_without_messages_is_removed(path: Path) -> None:
 def test_a_recreated_session_belongs_to_its_agent_again(path: Path) -> None:
     query = "SELECT DISTINCT s.agent FROM sessions s WHERE s.lineage_id = ?"
     with opened(path) as db:
-        (lineage_id,) = db.execute("SELECT min(lineage_id) FROM messages").fetchone()
-        columns = "lineage_id, purpose, route, model, outcome, estimated, took_ms, created_at, agent"
-        values = "?, 'turn', 'r', 'm', 'ok', 0, 1, 1, 'ops'"
-        db.execute(f"INSERT INTO model_calls ({columns}) VALUES ({values})", (lineage_id,))
+        (lineage_id, chat_id) = db.execute("SELECT min(lineage_id), min(chat_id) FROM messages").fetchone()
+        columns = "lineage_id, chat_id, purpose, route, model, outcome, estimated, took_ms, created_at, agent"
+        values = "?, ?, 'turn', 'r', 'm', 'ok', 0, 1, 1, 'ops'"
+        db.execute(f"INSERT INTO model_calls ({columns}) VALUES ({values})", (lineage_id, chat_id))
     overwrite(path, pages_of(path, "sessions"), 8)
     repaired(path)
     with opened(path) as db:

@@ -1,6 +1,8 @@
 import sqlite3
 from dataclasses import replace
 
+from hermes_state.admin.lineage_tree import load_prompt_sizes
+from hermes_state.admin.why import load_why
 from hermes_state.models import ledger
 from hermes_state.models.ledger import (
     TotalUsage,
@@ -11,9 +13,11 @@ from hermes_state.models.ledger import (
     load_since,
     load_slices,
 )
+from hermes_state.outside import find_outcome
 from hermes_state.sessions import load_active, start_session
 from hermes_state.values import ChatId, MicroUsd, Millis
-from tests.hermes_state.rows import CALL, START, exchange, make_chat
+from tests.databases import sqlite_only
+from tests.hermes_state.rows import CALL, START, exchange, make_chat, query_plans
 
 PRICED = replace(CALL, cost=MicroUsd(250))
 TOTALS = (
@@ -109,3 +113,18 @@ def test_slices_separate_quarter_hours_chats_models_and_purposes(db: sqlite3.Con
         (quarter, chat, "scripted", "turn", 1),
     ]
     assert sum(one.spent.calls for one in load_slices(db, START, chat)) == 4
+
+
+@sqlite_only
+def test_no_look_up_reads_the_whole_ledger(db: sqlite3.Connection) -> None:
+    turn = exchange(db, chat := make_chat(db), "q", "a")
+    with query_plans(db, lambda query: "FROM model_calls" in query or "JOIN model_calls" in query) as plans:
+        assert load_by_purpose(db, lineage_id=turn.lineage_id)["turn"].calls == 1
+        assert ledger.largest_answered_prompt(db, turn.lineage_id, CALL.route, CALL.model)
+        assert ledger.call_outcomes(db, turn.lineage_id, "turn") == ["ok"]
+        assert len(load_prompt_sizes(db, turn.lineage_id, 9, 9)) == 1
+        assert load_why(db, "m2").steps[0].kind == "model"
+        find_outcome(db, "1")
+        cost_of_chat(db, chat, START)
+    assert len(plans) == 7
+    assert all("model_calls_chat (chat_id=? AND created_at>?" in plan for plan in plans), plans

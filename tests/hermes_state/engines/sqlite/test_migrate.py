@@ -10,6 +10,7 @@ from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, newest_
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.store.migrations import Migration, statements
 from hermes_state.store.sql import load_note, save_note
+from tests.hermes_state.engines.shipped import make_old_file
 from tests.hermes_state.helpers import opened_as_ours
 
 SHIPPED = shipped_migrations()
@@ -132,3 +133,31 @@ def test_a_grant_for_file_tools_survives_their_renaming(db: sqlite3.Connection, 
     db.execute(f"INSERT INTO tool_grants ({grant}) VALUES (1, 'write_file', 'any file of the chat', 'a:1', 1)")
     migrate(db, path)
     assert db.execute("SELECT shape FROM tool_grants").fetchall() == [(ANY_FILE,)]
+
+
+def test_fewer_indexes_keep_rows_unique_and_give_calls_their_chat(path: Path) -> None:
+    make_old_file(path, 29)
+    with opened_as_ours(path) as db:
+        columns = "id, platform, account, event_ref, chat_id, kind, sender_ref, sender_name, message_ref, payload"
+        values = "7, 'p', 'a', '1', 1, 'message', 'p:1', 'A', '1', ''"
+        db.execute(f"INSERT INTO inbox ({columns}, sent_at, received_at) VALUES ({values}, 1, 1)")
+        db.execute("UPDATE messages SET inbox_id = 7 WHERE id = 1")
+        columns = "lineage_id, purpose, route, model, outcome, created_at"
+        db.execute(f"INSERT INTO model_calls ({columns}) VALUES (1, 'turn', 'r', 'm', 'ok', 1)")
+        migrate(db, path)
+        assert db.execute("SELECT chat_id FROM model_calls").fetchall() == [(1,)]
+        for twice in ("inbox_id = 7 WHERE id = 2", "seq = 1 WHERE id = 2"):
+            with pytest.raises(sqlite3.IntegrityError):
+                db.execute(f"UPDATE messages SET {twice}")
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_deleting_a_row_reads_no_whole_table(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path)
+    tables = [name for (name,) in db.execute("SELECT name FROM pragma_table_list WHERE type = 'table'")]
+    query = "SELECT \"from\" FROM pragma_foreign_key_list(?) WHERE \"table\" IN ('messages', 'turns', 'inbox')"
+    references = [(table, column) for table in tables for (column,) in db.execute(query, (table,))]
+    assert ("turns", "call_message_id") in references
+    for table, column in references:
+        [plan] = db.execute(f"EXPLAIN QUERY PLAN SELECT 1 FROM {table} WHERE {column} = 1").fetchall()
+        assert plan[3].startswith("SEARCH"), (table, column, plan)
