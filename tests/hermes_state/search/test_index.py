@@ -150,6 +150,7 @@ async def test_a_failing_index_is_rebuilt_while_the_store_is_open(store: Store) 
     async with kept(store):
         await execute(store, DAMAGES["everything overwritten"])
         await store.write(say, await store.write(start, "a"), "the door after it")
+        await add_all_words(store)
         assert store.index_failed.is_set() or await store.read(load_progress) is not None
         while await store.read(load_progress) is not None or store.index_failed.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # the task only logs its end
