@@ -34,8 +34,8 @@ from agent.context.state import ContextState
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.client import ModelClient
 from bench import peer_compressor
-from bench.conversation import Conversation, as_chat_messages, as_new_message
-from bench.measure import PEER, Measure, NoFailures, peer_output, table
+from bench.conversation import Chat, Conversation, Tools, as_chat_messages, as_new_message
+from bench.measure import PEER, Measure, NoFailures, in_turns, peer_output, table
 from gateway.daemon.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
@@ -60,16 +60,14 @@ from hermes_state.values import (
     Transcript,
 )
 
-SIZES = ((200, 16), (1_000, 2), (4_000, 1), (20_000, 1))
-"""Number of messages, and a factor for their length, because a few messages only fill a window if they are long.
-
-With these factors, hermes-agent takes about its known times: 60 / 84 / 239 ms for 202 / 1,000 / 4,004 messages.
-"""
+SIZES = ((200, 16), (4_000, 1), (20_000, 1))
+"""Number of messages, and a factor for their length, because a few messages only fill a window if they are long."""
+KINDS = {"chat": Chat, "agent with long tool results": Tools}
 STEPS = ((200, 1_000, 4), (1_000, 4_000, 1), (4_000, 20_000, 1))
 """Two numbers of messages with the same length. The cost must not grow faster than the number."""
 WINDOW = 128_000
 LINEAR_BAR = 1.2
-PEER_BAR = 0.2
+PEER_BAR = 1.0
 STALL_BAR = 10.0
 """Maximum stall of the event loop, in milliseconds."""
 RESERVED = 8_000
@@ -103,7 +101,12 @@ def run(quick: bool) -> list[Measure]:
     """Return every figure for compressions."""
     rounds = 5 if quick else 9
     with _quiet():
-        return [*_cost(rounds), asyncio.run(_stall(rounds)), asyncio.run(_split(rounds))]
+        return [
+            *_cost(rounds),
+            *asyncio.run(_against_peer(3 if quick else 5)),
+            asyncio.run(_stall(rounds)),
+            asyncio.run(_split(rounds)),
+        ]
 
 
 @contextlib.contextmanager
@@ -121,11 +124,11 @@ def _quiet() -> Iterator[None]:
 
 
 def _cost(rounds: int) -> list[Measure]:
-    sizes = {*SIZES, *((count, length) for few, many, length in STEPS for count in (few, many))}
+    sizes = {(count, length) for few, many, length in STEPS for count in (few, many)}
     transcripts = {(count, length): Conversation(length=length).transcript(count) for count, length in sorted(sizes)}
-    asyncio.run(_ours(transcripts[SIZES[0]], 2))
+    asyncio.run(_ours(transcripts[STEPS[0][0], STEPS[0][2]], 2))
     costs = {size: asyncio.run(_ours(rows, rounds)) for size, rows in transcripts.items()}
-    measures = [
+    return [
         Measure(
             name=f"compression of {many:,} messages, CPU, against {many // few} of {few:,} as long ones",
             ours=costs[many, length],
@@ -135,7 +138,6 @@ def _cost(rounds: int) -> list[Measure]:
         )
         for few, many, length in STEPS
     ]
-    return measures + _against_peer([transcripts[size] for size in SIZES], [costs[size] for size in SIZES], rounds)
 
 
 async def _ours(rows: Transcript, rounds: int) -> float:
@@ -182,33 +184,44 @@ async def _prepare(job: CompressionJob, model: StandIn) -> None:
         raise RuntimeError(f"nothing was compressed: {result}")
 
 
-def _against_peer(transcripts: list[Transcript], ours: list[float], rounds: int) -> list[Measure]:
+async def _against_peer(rounds: int) -> list[Measure]:
+    """Compress each conversation once a round with hermes-agent and with ours."""
     interpreter = os.environ.get(PEER)
     if not interpreter:
         print(f"{PEER} names no interpreter with hermes-agent: the comparison with it is left out.\n")
         return []
-    theirs = _of_peer(interpreter, transcripts, rounds)
+    all_rows = {
+        f"{kind}, {count:,} messages": conversation(length=length).transcript(count)
+        for kind, conversation in KINDS.items()
+        for count, length in SIZES
+    }
+
+    async def ours(number: int) -> list[float]:
+        return [await _ours(rows, 1) for rows in all_rows.values()]
+
+    with tempfile.TemporaryDirectory(prefix="peer-bench-") as folder:
+        jobs = []
+        for number, rows in enumerate(all_rows.values()):
+            path = Path(folder) / f"{number}.json"
+            path.write_text(json.dumps(as_chat_messages(rows)), encoding="utf-8")
+            jobs.append(f"{WINDOW}:{path}")
+
+        async def theirs(number: int) -> list[float]:
+            return [float(cost) for cost in peer_output(interpreter, peer_compressor.__file__, ["1", *jobs], folder)]
+
+        await ours(0)
+        found = await in_turns(rounds, theirs, ours)
+    other, mine = (list(zip(*some, strict=True)) for some in found)
     return [
         Measure(
-            name=f"compression of {count:,} messages, CPU, against hermes-agent",
-            ours=mine,
-            yardstick=other,
+            name=f"compression, {name}, CPU, against hermes-agent",
+            ours=mine[number],
+            yardstick=other[number],
             unit="ms",
             bar=PEER_BAR,
         )
-        for (count, _), mine, other in zip(SIZES, ours, theirs, strict=True)
+        for number, name in enumerate(all_rows)
     ]
-
-
-def _of_peer(interpreter: str, transcripts: list[Transcript], rounds: int) -> list[float]:
-    with tempfile.TemporaryDirectory(prefix="peer-bench-") as folder:
-        jobs = []
-        for (count, _), rows in zip(SIZES, transcripts, strict=True):
-            path = Path(folder) / f"{count}.json"
-            path.write_text(json.dumps(as_chat_messages(rows)), encoding="utf-8")
-            jobs.append(f"{WINDOW}:{path}")
-        found = peer_output(interpreter, peer_compressor.__file__, [str(rounds), *jobs], folder)
-    return [float(cost) for cost in found]
 
 
 def _renumbered(rows: Transcript) -> Transcript:

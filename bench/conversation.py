@@ -35,6 +35,13 @@ class Conversation:
     `length`: factor for the length of each message. A few messages only fill a window if they are long.
     """
 
+    questions: Sequence[int] = (1,)
+    """Possible numbers of messages before an answer."""
+    steps: Sequence[int] = (0, 0, 1, 1, 2)
+    """Possible numbers of model calls with tool calls before an answer."""
+    code_share = 0.3
+    """Share of the answers that contain code."""
+
     def __init__(self, seed: int = 7, *, length: int = 1) -> None:
         self._chance = random.Random(seed)
         self._length = length
@@ -59,14 +66,15 @@ class Conversation:
         def row(role: MessageRole, origin: Origin, text: str, **more: Any) -> Message:
             return _row(next(indexes), turn, role, origin, text, **more)
 
-        yield row(MessageRole.USER, Origin.HUMAN, self._said(), sender=self._chance.choice(_PEOPLE))
-        for _ in range(self._chance.choice((0, 0, 1, 1, 2))):
+        for _ in range(self._chance.choice(self.questions)):
+            yield row(MessageRole.USER, Origin.HUMAN, self._said(), sender=self._chance.choice(_PEOPLE))
+        for _ in range(self._chance.choice(self.steps)):
             calls = tuple(self._call() for _ in range(self._chance.choice((1, 1, 2, 3))))
             yield row(MessageRole.ASSISTANT, Origin.ASSISTANT, "Let me look.", body=MessageBody(calls=calls))
             for call in calls:
                 yield row(MessageRole.TOOL, Origin.TOOL, self._result(), call=call)
         answer = "\n\n".join(self._said() for _ in range(self._chance.choice((1, 1, 2, 3))))
-        if self._chance.random() < 0.3:
+        if self._chance.random() < self.code_share:
             answer += f"\n\n```python\n{self._piece(self._returned[0], 600)}\n```"
         yield row(MessageRole.ASSISTANT, Origin.ASSISTANT, answer)
 
@@ -93,6 +101,21 @@ class Conversation:
     def _piece(self, text: str, size: int) -> str:
         start = self._chance.randrange(max(1, len(text) - size))
         return text[start : start + size]
+
+
+class Chat(Conversation):
+    """Messages of people and answers, without tools."""
+
+    questions = (1, 1, 1, 2, 3)
+    steps = (0,)
+    code_share = 0.1
+
+
+class Tools(Conversation):
+    """Messages of an agent at work. Most of the text is in long tool results."""
+
+    steps = range(3, 10)
+    code_share = 0.0
 
 
 def _row(

@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from textwrap import wrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +21,14 @@ PIECE_CHARACTERS = 400
 
 
 def extract(prompt: str) -> str:
-    """Return a stand-in for a model's summary: whole words from the prompt at equal distances, under headings."""
+    """Return a stand-in for a model's summary: whole words from the prompt at equal distances, under headings.
+
+    The lines are short like a model's. An audit removes whole lines.
+    """
     indexes = [len(prompt) * number // len(TITLES) for number in range(len(TITLES))]
     pieces = [" ".join(prompt[index : index + PIECE_CHARACTERS].split()[1:-1]) for index in indexes]
-    return "\n\n".join(f"## {title}\n- {piece}" for title, piece in zip(TITLES, pieces, strict=True))
+    lists = ["\n".join(f"- {line}" for line in wrap(piece, 80)) for piece in pieces]
+    return "\n\n".join(f"## {title}\n{lines}" for title, lines in zip(TITLES, lists, strict=True))
 
 
 class _StandIn:
