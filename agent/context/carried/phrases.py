@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -16,6 +16,7 @@ QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
 WORD = re.compile(rf"[{_CJK}]+|[^\W{_CJK}]+")
 _IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}")
+_VOWEL_MARK = re.compile("[\u064b-\u0652]")
 _ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
 _START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+){0,4}"
 _SCRIPTS = tuple(
@@ -161,7 +162,7 @@ def _in_bytes(text: str) -> list[bytes]:
     return text.encode("utf-8", "surrogatepass").translate(_LETTER_BYTES).split()
 
 
-Hinted: TypeAlias = Sequence[tuple[Language, Collection[str], Collection[str]]]
+Hinted: TypeAlias = Sequence[tuple[Language, frozenset[str], frozenset[str]]]
 """Languages whose hint words occur in the text, with the hint words of rules, and those of preferences and decisions.
 
 Text without hint words contains nothing to quote.
@@ -171,7 +172,7 @@ Text without hint words contains nothing to quote.
 def plain(text: str) -> str:
     """Return `text` in lower case, with `'` as the apostrophe and without Arabic vowel marks."""
     lower = text.lower().replace("\u2019", "'")
-    return lower if lower.isascii() else re.sub("[\u064b-\u0652]", "", lower)
+    return lower if lower.isascii() else _VOWEL_MARK.sub("", lower)
 
 
 def hinted(text: str) -> Hinted:
@@ -179,7 +180,7 @@ def hinted(text: str) -> Hinted:
     found = _hints(_scripts(text)).within(f" {plain(text)}".replace("\n", " "))
     if not found:
         return ()
-    parts = ((language, found & rules, found & choices) for language, rules, choices in _languages())
+    parts = ((language, rules & found, choices & found) for language, rules, choices in _languages())
     return [(language, rules, choices) for language, rules, choices in parts if rules or choices]
 
 
@@ -267,6 +268,7 @@ def stems(text: str) -> frozenset[str]:
     return frozenset(word[:_STEM] for word in WORD.findall(text.lower()) if len(word) > 3 and not word.isdigit())
 
 
+@lru_cache(maxsize=1_024)  # cached, because each withdrawal is compared with all rules
 def subject_words(text: str) -> frozenset[str]:
     """Return the stems of words, without common and very short ones, or pairs of Chinese and Japanese characters."""
     found: set[str] = set()

@@ -47,6 +47,7 @@ _QUOTED = re.compile(
 _QUOTE_MARKS = ("```", "~~~", ">", '"', "“", "„", "«", "\u2018", "「", "『", "《")
 """Each quotation contains one of these. The search for quotations is slow."""
 _CLAUSE = re.compile(r"[,;:\uff0c\uff1b]")
+_BULLET = re.compile(r"\A(?:[-*•\u2013]|\d{1,2}[.)])\s+")
 _TAG = re.compile(
     r"[,\uff0c、]?\s*(?:ok|okay|please|alright|right|yes|ja|bitte|klar|gut|d'accord|vale|tudo bem|va bene|хорошо|ладно"
     r"|tá|né|deal|yeah|understood|verstanden|compris|entendido|capito|понял"
@@ -198,11 +199,13 @@ def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tu
         return
     text = (row.text or "")[:QUOTED_CHARACTERS]
     hints = hinted(text)
-    if not hints or next(_sentences(text, hints), None) is None:
+    found = [*_sentences(text, hints)] if hints else ()
+    if not found:
         return
+    safe = bounded(row.text or "", redact)
     person = person_of(row) if is_shared else ""
     counts = Counter[type[Rule | Preference]]()
-    for kinds, said in _sentences(bounded(row.text or "", redact), hints):
+    for kinds, said in found if safe == text else _sentences(safe, hints):
         kind = Preference if kinds[0] == "preference" else Rule
         counts[kind] += 1
         if counts[kind] <= MAX_RULES:
@@ -213,17 +216,25 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
     unquoted = text
     if any(mark in text for mark in _QUOTE_MARKS):
         unquoted = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
+    lower = plain(unquoted)
+    is_aligned = len(lower) == len(text) and "\u0130" not in text  # its lower case is two characters
+    hinting = {word for _, *both in hints for words in both for word in words}
     for start, end in sentences(unquoted):
-        if start < end <= start + SENTENCE_CHARACTERS:
-            lower = f" {plain(unquoted[start:end])}"
-            of_rules = [language for language, words, _ in hints if any(word in lower for word in words)]
-            of_choices = [language for language, _, words in hints if any(word in lower for word in words)]
-            kinds = _kinds(_item(unquoted[start:end]), of_rules) if of_rules else ()
-            if kinds:
-                yield kinds, _item(text[start:end])
-            elif of_choices and (stated := preference_in(unquoted[start:end], of_choices)) is not None:
-                at = unquoted.find(stated, start)
-                yield ("preference",), _item(text[at : at + len(stated)] if at >= 0 else stated)
+        if not start < end <= start + SENTENCE_CHARACTERS:
+            continue
+        piece = f" {lower[start:end] if is_aligned else plain(unquoted[start:end])}"
+        found = [word for word in hinting if word in piece]
+        if not found:
+            continue
+        of_rules = [language for language, words, _ in hints if not words.isdisjoint(found)]
+        kinds = _kinds(_item(unquoted[start:end]), of_rules) if of_rules else ()
+        if kinds:
+            yield kinds, _item(text[start:end])
+            continue
+        of_choices = [language for language, _, words in hints if not words.isdisjoint(found)]
+        if of_choices and (stated := preference_in(unquoted[start:end], of_choices)) is not None:
+            at = unquoted.find(stated, start)
+            yield ("preference",), _item(text[at : at + len(stated)] if at >= 0 else stated)
 
 
 def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
@@ -246,7 +257,7 @@ def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
 
 
 def _item(sentence: str) -> str:
-    return re.sub(r"\A(?:[-*•\u2013]|\d{1,2}[.)])\s+", "", one_line(sentence, SENTENCE_CHARACTERS))
+    return _BULLET.sub("", one_line(sentence, SENTENCE_CHARACTERS))
 
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
