@@ -76,10 +76,10 @@ def ssl_context() -> "ssl.SSLContext":
 
 
 def import_aiohttp() -> None:
-    """Import aiohttp with the shared TLS context as its default.
+    """Import aiohttp with the shared TLS context and the system's DNS resolver as its defaults.
 
-    At its import, aiohttp reads all certificates twice: for a default context, and for one that verifies nothing. See
-    docs/decisions/0032-what-a-start-does-not-load.md.
+    At its import, aiohttp reads all certificates twice: for a default context, and for one that verifies nothing. With
+    aiodns, it would not find the names of a local network. See docs/decisions/0032-what-a-start-does-not-load.md.
     """
     import ssl
 
@@ -96,7 +96,8 @@ def import_aiohttp() -> None:
     ssl.create_default_context = make_here
     ssl.SSLContext.set_default_verify_paths = read_elsewhere  # type: ignore[method-assign, assignment]
     try:
-        importlib.import_module("aiohttp")
+        with without("aiodns"):
+            importlib.import_module("aiohttp")
     finally:
         ssl.create_default_context = make
         ssl.SSLContext.set_default_verify_paths = read  # type: ignore[method-assign]

@@ -93,6 +93,7 @@ import_aiohttp()
 import aiohttp.connector
 assert reads == ["MainThread", "other"], reads
 assert aiohttp.connector._SSL_CONTEXT_VERIFIED is ssl_context()
+assert aiohttp.DefaultResolver is aiohttp.ThreadedResolver
 assert aiohttp.connector._SSL_CONTEXT_UNVERIFIED.verify_mode is ssl.CERT_NONE
 assert ssl.SSLContext.set_default_verify_paths is count
 assert ssl.create_default_context is not ssl_context and ssl.create_default_context() is not ssl_context()

@@ -20,7 +20,7 @@ from hermes_state.errors import ModelError
 from hermes_state.imports import defer
 from hermes_state.values import ReasoningEffort
 
-for package in ("openai", "openai.types", "openai.lib"):
+for package in ("openai", "openai.types", "openai.types.shared", "openai.lib"):
     defer(package)
 
 from openai._base_client import DefaultAioHttpClient  # noqa: E402  # after `defer`
