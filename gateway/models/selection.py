@@ -274,14 +274,18 @@ class ClientRegistry:
 
 
 def preload(loaded: LoadedConfig) -> None:
-    """Import the protocol modules of all agents' models and read the TLS certificates."""
+    """Import the protocol modules of all agents' models and read the TLS certificates.
+
+    Compile the patterns of provider errors first. The first request to a provider is often refused, and the event loop
+    would compile them at the same time.
+    """
+    load_features()
     config, routes = loaded.config, routes_of_agents(loaded)
     protocols = {route.protocol for route in routes if missing_extra(route.protocol) is None} - {"offline"}
     if protocols:
         for name in sorted(protocols):
             importlib.import_module(f"agent.model.protocols.{name}")
         ssl_context()
-    load_features()
     if config.transcription.model is not None or config.voice.model is not None:
         importlib.import_module("agent.model.audio")
 
