@@ -122,6 +122,7 @@ class _Choice:
         self._known: set[str] = set()
         self._sources: dict[int, FactSource] = {}
         self._matters: dict[str, list[FactLine]] = {}
+        self._changed: set[str] = set()
         self.kept: list[Fact] = []
 
     @property
@@ -139,10 +140,12 @@ class _Choice:
                 self._known |= line.values
                 for word in line.matter:
                     self._matters.setdefault(word, []).append(line)
+                self._changed |= line.matter if line.is_change else frozenset()
 
     def _is_outdated(self, line: FactLine) -> bool:
         """Return True if a chosen line replaces this one. If this one replaces a chosen line, remove that line."""
-        near = {id(one): one for word in line.matter for one in self._matters.get(word, ())[-MAX_NEAR:]}
+        words = line.matter if line.is_change else line.matter & self._changed
+        near = {id(one): one for word in words for one in self._matters.get(word, ())[-MAX_NEAR:]}
         for other in near.values():
             if other.fact.id > line.fact.id and other.replaces(line):
                 return True

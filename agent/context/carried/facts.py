@@ -15,10 +15,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from operator import methodcaller
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import orjson
 
@@ -65,7 +65,7 @@ _UNIT = re.compile(
     re.IGNORECASE,
 )
 _FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
-_CODE_SIGN = re.compile(r"[{}();=<>@#\"]|//|--|\bimport ")
+_CODE_SIGN, _IMPORT = re.compile(r"[{}();=<>@#\"]"), re.compile(r"\bimport ")
 _CODE_LINE = re.compile(
     r"^(?=.{0,200}$)[ \t]*(?:(?:[}\])]+|</?[a-zA-Z!][^<>\n]*>|//|/\*|\*/|#(?:include|define|!/|\s*TODO)|--\s"
     r"|@\w+(?:[.(]|$)).*"
@@ -107,14 +107,34 @@ class Fact:
         return f"- [{recall_id(self.id)} {self.speaker}] {self.text}"
 
 
-class FactLine(NamedTuple):
+@dataclass(frozen=True)
+class FactLine:
+    """A quoted line with what decides on its choice. Most lines are never chosen, so the rest is found on first use."""
+
     fact: Fact
     is_weighty: bool
-    size: int
-    shape: tuple[str, str]
-    values: frozenset[str]
-    matter: frozenset[str] = frozenset()
-    """Stems of the words in a person's line. Empty for other speakers."""
+
+    @cached_property
+    def size(self) -> int:
+        return estimated_text_tokens(self.fact.line) + 1
+
+    @cached_property
+    def shape(self) -> tuple[str, str]:
+        return self.fact.owner, _shape(self.fact.text)
+
+    @cached_property
+    def values(self) -> frozenset[str]:
+        return frozenset(identifiers(self.fact.text))
+
+    @cached_property
+    def matter(self) -> frozenset[str]:
+        """Stems of the words in a person's line. Empty for other speakers."""
+        return stems(self.fact.text) if self.fact.speaker.startswith("person") else frozenset()
+
+    @cached_property
+    def is_change(self) -> bool:
+        """True if the line reports a change."""
+        return any_of("changed").search(self.fact.text) is not None
 
     @property
     def is_said(self) -> bool:
@@ -123,11 +143,10 @@ class FactLine(NamedTuple):
 
     def replaces(self, older: "FactLine") -> bool:
         """Return True if this line reports a change of something that an older line of the same speaker says."""
-        if self.fact.owner != older.fact.owner or older.values <= self.values or not self.matter:
+        if not self.is_change or self.fact.owner != older.fact.owner or older.values <= self.values:
             return False
         both, fewer = self.matter & older.matter, min(len(self.matter), len(older.matter))
-        is_same = len(both) > 1 and len(both) * 100 >= SAME_MATTER_PERCENT * fewer
-        if not is_same or any_of("changed").search(self.fact.text) is None:
+        if len(both) < 2 or len(both) * 100 < SAME_MATTER_PERCENT * fewer:
             return False
         ours, theirs = self.fact.text, older.fact.text
         lower = (theirs.lower(), ours.lower())
@@ -138,15 +157,7 @@ class FactLine(NamedTuple):
 
 @lru_cache(maxsize=1_024)  # cached, because each record repeats lines of the previous record
 def known_line(row_id: int, speaker: str, text: str) -> FactLine:
-    fact = Fact(id=row_id, speaker=speaker, text=text)
-    return FactLine(
-        fact=fact,
-        is_weighty=_holds(text, weighty_words(text)),
-        size=estimated_text_tokens(fact.line) + 1,
-        shape=(fact.owner, _shape(text)),
-        values=frozenset(identifiers(text)),
-        matter=stems(text) if speaker.startswith("person") else frozenset(),
-    )
+    return FactLine(Fact(id=row_id, speaker=speaker, text=text), is_weighty=bool(weighty_words(text)))
 
 
 @dataclass(slots=True)
@@ -290,7 +301,8 @@ def _says_something(line: FactLine) -> bool:
 
 
 def _without_code(text: str) -> str:
-    if _CODE_SIGN.search(text) is None:
+    signs = _CODE_SIGN.search(text) or "//" in text or "--" in text or ("import " in text and _IMPORT.search(text))
+    if not signs:
         return text
     return _CODE_LINE.sub("", _FENCED.sub("\n", text))
 

@@ -231,7 +231,8 @@ def _scripts(text: str) -> int:
 @cache
 def any_of(name: str) -> re.Pattern[str]:
     """Return a regular expression for all words listed under this name (such as `decision`), in all languages."""
-    return re.compile("|".join(_whole(table[name]) for table in _stored().values() if name in table), re.IGNORECASE)
+    listed = groupby((table[name] for table in _stored().values() if name in table), key=_is_matched_anywhere)
+    return re.compile("|".join(_whole("|".join(some)) for _, some in listed), re.IGNORECASE)
 
 
 @cache
@@ -260,7 +261,11 @@ def _alternatives(expression: str) -> Iterator[str]:
 
 def _whole(words: str) -> str:
     """Return a regular expression for whole words. Chinese, Japanese and Korean words are matched anywhere."""
-    return rf"(?:{words})" if re.search(r"[\u3040-\u9fff\uac00-\ud7a3]", words) else rf"\b(?:{words})(?!\w)"
+    return rf"(?:{words})" if _is_matched_anywhere(words) else rf"\b(?=\w)(?:{words})(?!\w)"
+
+
+def _is_matched_anywhere(words: str) -> bool:
+    return re.search(r"[\u3040-\u9fff\uac00-\ud7a3]", words) is not None
 
 
 def stems(text: str) -> frozenset[str]:
