@@ -259,7 +259,9 @@ async def _mend_after_failures(store: SqliteStore) -> None:
 
 
 async def mend_index(store: SqliteStore, *, is_urgent: bool = True) -> None:
-    """Check the index and rebuild it until it has no fault, at most three times. Unless urgent, check it when idle.
+    """Check the index and rebuild it until it has no fault, at most three times.
+
+    Unless urgent, an index that looks complete is checked when the gateway is idle.
 
     Raises `StoreUnavailable` if the index still has a fault or the database is not available.
     """
@@ -267,7 +269,8 @@ async def mend_index(store: SqliteStore, *, is_urgent: bool = True) -> None:
         await store.write(begin_batches)
     for _ in range(3):
         if not await store.read(is_being_made):
-            fault = await (asyncio.to_thread(find_fault, store.path) if is_urgent else _find_fault_when_idle(store))
+            may_wait = not is_urgent and await store.read(_looks_complete)
+            fault = await (_find_fault_when_idle(store) if may_wait else asyncio.to_thread(find_fault, store.path))
             if fault is None:
                 return
             log.warning("search.rebuild_started", reason=fault, old_serves=fault == OUTDATED)
@@ -280,8 +283,15 @@ async def mend_index(store: SqliteStore, *, is_urgent: bool = True) -> None:
     raise StoreUnavailable("the search index still has a fault after three attempts to rebuild it")
 
 
+def _looks_complete(db: Connection) -> bool:
+    return is_kept_up(db, SERVING) and is_current(db)
+
+
 async def _find_fault_when_idle(store: SqliteStore) -> str | None:
-    """Call `find_fault`, which pauses until nothing was written for a second. Start again after many writes."""
+    """Call `find_fault`, which pauses until nothing was written for a second. Start again after many writes.
+
+    After an error of the index, the check does not wait any more.
+    """
     is_cancelled = threading.Event()
     try:
         while True:
@@ -291,13 +301,15 @@ async def _find_fault_when_idle(store: SqliteStore) -> str | None:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
                     raise
-            await asyncio.sleep(RETRY_SECONDS)
+            if await wait_until(store.index_failed, RETRY_SECONDS):
+                return await asyncio.to_thread(find_fault, store.path)
     finally:
         is_cancelled.set()
 
 
 def _pause(store: SqliteStore, last_batch: int, is_cancelled: threading.Event) -> bool:
-    """Wait until the gateway is idle. Return True if the check must end, so that the log can be emptied."""
-    while (seconds := IDLE_SECONDS - store.pulse.since_commit_seconds) > 0 and not is_cancelled.wait(seconds):
-        pass
-    return is_cancelled.is_set() or store.pulse.batches > last_batch
+    """Wait until the gateway is idle. Return True if the check must end: later, or because it has become urgent."""
+    while (seconds := IDLE_SECONDS - store.pulse.since_commit_seconds) > 0:
+        if is_cancelled.wait(min(seconds, 1.0)) or store.index_failed.is_set():
+            return True
+    return is_cancelled.is_set() or store.index_failed.is_set() or store.pulse.batches > last_batch

@@ -9,15 +9,23 @@ from pathlib import Path
 import pytest
 
 from hermes_state.engines.sqlite import index as engine_index
-from hermes_state.engines.sqlite.index import SERVING, add_words, index_triggers, load_mark, newest_id
+from hermes_state.engines.sqlite.index import (
+    SERVING,
+    add_words,
+    detach_index,
+    index_triggers,
+    is_kept_up,
+    load_mark,
+    newest_id,
+)
 from hermes_state.engines.sqlite.migrate import drop_index_triggers
 from hermes_state.engines.sqlite.offline import open_offline_file
 from hermes_state.search import index as index_module
 from hermes_state.search.full_text import search, search_and_tell
-from hermes_state.search.index import find_fault, is_behind, keep_index, mend_index
+from hermes_state.search.index import find_fault, is_behind, is_current, keep_index, mend_index
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.store.migrations import statements
-from hermes_state.store.sql import load_note
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 from tests.databases import open_store, sqlite_only
@@ -173,3 +181,26 @@ async def test_a_check_ends_after_many_writes_so_that_the_log_can_be_emptied(
     for chat in "abc":
         await store.write(start, chat)
     assert index_module._pause(store, last, threading.Event())
+
+
+@pytest.mark.parametrize("when", ["detached before", "outdated before", "detached during the check"])
+async def test_an_unusable_index_is_rebuilt_even_if_the_gateway_is_never_idle(
+    store: Store, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(index_module, "IDLE_SECONDS", 3_600.0)
+    await store.write(say, await store.write(start, "a"), "a door")
+    if when == "outdated before":
+        await store.write(save_note, "segment_version", "0")
+    elif when == "detached before":
+        await store.write(detach_index)
+    keeping = asyncio.create_task(keep_index(store))
+    if when == "detached during the check":
+        await asyncio.sleep(0.1)
+        await store.write(detach_index)
+        store.index_failed.set()
+    async with asyncio.timeout(20):
+        while not await store.read(lambda db: is_kept_up(db, SERVING) and is_current(db)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the task only logs its end
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    assert find_fault(store.path) is None
