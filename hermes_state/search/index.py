@@ -308,8 +308,9 @@ async def _find_fault_when_idle(store: SqliteStore) -> str | None:
 
 
 def _pause(store: SqliteStore, last_batch: int, is_cancelled: threading.Event) -> bool:
-    """Wait until the gateway is idle. Return True if the check must end: later, or because it has become urgent."""
-    while (seconds := IDLE_SECONDS - store.pulse.since_commit_seconds) > 0:
-        if is_cancelled.wait(min(seconds, 1.0)) or store.index_failed.is_set():
-            return True
-    return is_cancelled.is_set() or store.index_failed.is_set() or store.pulse.batches > last_batch
+    """Wait until the gateway is idle. Return True if the check must end: to empty the log, or because it is urgent."""
+    while not (is_cancelled.is_set() or store.index_failed.is_set() or store.pulse.batches > last_batch):
+        if (seconds := IDLE_SECONDS - store.pulse.since_commit_seconds) <= 0:
+            return False
+        is_cancelled.wait(min(seconds, 1.0))
+    return True

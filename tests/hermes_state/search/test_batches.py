@@ -172,15 +172,24 @@ async def test_the_check_after_a_start_waits_until_the_gateway_is_idle(
         await asyncio.get_running_loop().shutdown_default_executor()
 
 
+@pytest.mark.parametrize("idle_seconds", [0.0, 3_600.0])
 async def test_a_check_ends_after_many_writes_so_that_the_log_can_be_emptied(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, idle_seconds: float
 ) -> None:
     monkeypatch.setattr(index_module, "IDLE_SECONDS", 0.0)
-    last = store.pulse.batches + 1
-    assert not index_module._pause(store, last, threading.Event())
+    last, is_cancelled = store.pulse.batches + 1, threading.Event()
+    assert not index_module._pause(store, last, is_cancelled)
+    monkeypatch.setattr(index_module, "IDLE_SECONDS", idle_seconds)
+    waiting = asyncio.create_task(asyncio.to_thread(index_module._pause, store, last, is_cancelled))
     for chat in "abc":
         await store.write(start, chat)
-    assert index_module._pause(store, last, threading.Event())
+    try:
+        async with asyncio.timeout(20):
+            await asyncio.wait([waiting])
+        is_over = await asyncio.to_thread(index_module._pause, store, last, is_cancelled)
+    finally:
+        is_cancelled.set()
+    assert is_over
 
 
 @pytest.mark.parametrize("when", ["detached before", "outdated before", "detached during the check"])
