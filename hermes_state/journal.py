@@ -211,6 +211,13 @@ def _bind(
         _store_human_row(db, turn_id, lineage_id, row, ready, now)
 
 
+# Purpose: store which row contains a platform's message. A person's own row counts more than one that quotes it.
+_SHOWN = """
+INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref)
+DO UPDATE SET message_id = excluded.message_id, part = excluded.part WHERE excluded.part < platform_messages.part
+"""
+
+
 def _store_human_row(
     db: Connection, turn_id: TurnId, lineage_id: LineageId, row: InboxRow, ready: PreparedMessage, now: Millis
 ) -> None:
@@ -224,7 +231,7 @@ def _store_human_row(
     for part, ref in enumerate((row.message_ref, quoted) if row.kind is InboxKind.MESSAGE else ()):
         if ref:
             shown = (row.chat_id, ref, message_id, part)
-            db.execute("INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING", shown)
+            db.execute(_SHOWN, shown)
     for attachment_id in ready.attachment_ids:
         db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
 

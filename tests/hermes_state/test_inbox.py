@@ -154,6 +154,17 @@ def test_an_edit_finds_the_stored_message(db: sqlite3.Connection) -> None:
     assert (told.state, told.text, told.lineage_id) == (InboxState.DONE, "first", turn.lineage_id)
 
 
+def test_an_edit_finds_a_message_that_was_quoted_before_its_turn(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    row = receive(db, chat, "first", ref="7")
+    quoting = receive(db, chat, "what is this?", ref="8", quote=Quote(message_ref="7", author="Ann", text="first"))
+    for inbox_id in (quoting, row):
+        finish(db, journal.start_turn(db, chat, [inbox_id], {}, START), "a")
+    edited = inbox.find_edited(db, chat, "7")
+    assert edited is not None
+    assert (edited.inbox_id, edited.text) == (row, "first")
+
+
 def test_the_newest_notice_has_the_current_text(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     row = receive(db, chat, "first", ref="7")
