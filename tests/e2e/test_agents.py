@@ -281,6 +281,8 @@ async def test_a_removed_agent_keeps_its_schedules_and_questions_and_says_so(wor
     await world.reload()
     await world.ask("hello ops", "hello ops", chat_id=43)
     await world.ask("/schedule resume 1", "Schedule 1 is active again", chat_id=43)
+    await world.script(match="look at the orchard", text="it has apples")
+    await world.ask("/schedule run 1", "it has apples", chat_id=43)
 
 
 @pytest.mark.parametrize("is_removed", [True, False], ids=["removed", "rerouted"])

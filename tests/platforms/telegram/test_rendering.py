@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from hypothesis import given
@@ -37,6 +38,16 @@ def covered(part: OutboundPart, entity: Mapping[str, Any]) -> str:
 def test_a_line_without_markup_stays_the_same_alone_and_in_a_longer_text(line: str) -> None:
     assert render(line) == [OutboundPart(text=line, plain=line)]
     assert render(f"{line}\n\n`code`")[0].text == f"{line}\n\ncode"
+
+
+@pytest.mark.parametrize(
+    "mark", ["*", "_", "`", "~~", "||", "\\", "&amp;", "<b>", "[a](https://b.c)", "https://a.b/c_d"]
+)
+def test_a_short_line_with_markup_is_rendered_as_in_a_longer_text(mark: str) -> None:
+    """Lines without markup skip the parser. No line with markup may."""
+    for line in (f"a {mark}b{mark} c", f"a {mark}", f"a{mark}b", f"a {mark}(b.{mark}"):
+        [alone], [longer] = render(line), render(f"{line}\n\nd")
+        assert longer == msgspec.structs.replace(alone, text=f"{alone.text}\n\nd", plain=f"{alone.plain}\n\nd")
 
 
 def test_a_cut_keeps_letters_with_their_accents() -> None:
