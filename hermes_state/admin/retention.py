@@ -47,7 +47,7 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
     for table in _SETTLED:
         after: int | None = 0
         while after is not None:
-            removed, after = await store.write(_remove_settled, table, after, Millis(now - max_age_millis))
+            removed, after = await store.write(_remove_settled, table, after, Millis(now - max_age_millis), now)
             counts[table] += removed
     for table in _EXPIRED:
         ages = {"pairings": 0, "talk": MAX_AGE_MS}
@@ -144,10 +144,11 @@ def _remove_slice(db: Connection, table: str, before: Millis) -> int:
 
 
 @locks(EVERYTHING)
-def _remove_settled(db: Connection, table: str, after: int, before: Millis) -> tuple[int, int | None]:
+def _remove_settled(db: Connection, table: str, after: int, before: Millis, now: Millis) -> tuple[int, int | None]:
     """Remove rows settled before `before` from the next slice. Return their number, and the slice's last id.
 
-    Rows are stored in the order of their ids. Return None instead of the id if the slice ends with a newer row.
+    Rows are stored in the order of their ids. Return None instead of the id if the slice ends with a newer row. A row
+    from the future was stored while the clock was ahead, so later rows can be older.
     """
     query = f"SELECT id, {_SETTLED[table]} FROM {table} WHERE id > ? ORDER BY id LIMIT ?"
     rows = db.execute(query, (after, SLICE_ROWS)).fetchall()
@@ -155,4 +156,4 @@ def _remove_settled(db: Connection, table: str, after: int, before: Millis) -> t
         return 0, None
     last, stored_at = rows[-1]
     query = f"DELETE FROM {table} WHERE id > ? AND id <= ? AND settled_at < ?"
-    return db.execute(query, (after, last, before)).rowcount, last if stored_at < before else None
+    return db.execute(query, (after, last, before)).rowcount, last if stored_at < before or stored_at > now else None

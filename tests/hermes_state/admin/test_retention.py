@@ -79,6 +79,18 @@ async def test_only_old_settled_rows_are_removed(store: Store) -> None:
     assert await store.read(keys, "schedules", "id || state") == {"2done", "3paused", "4active"}
 
 
+async def test_rows_stored_while_the_clock_was_ahead_do_not_keep_later_rows(store: Store) -> None:
+    def fill(db: sqlite3.Connection) -> None:
+        make_chat(db)
+        for number in range(SLICE_ROWS):
+            add_inbox(db, f"ahead {number}", "done", NOW + 1)
+        db.execute("UPDATE inbox SET received_at = ?", (NOW + 1,))
+        add_inbox(db, "old", "done", OLD)
+
+    await store.write(fill)
+    assert (await remove_expired(store, NOW, MAX_AGE_MILLIS))["inbox"] == 1
+
+
 async def test_a_message_survives_the_removal_of_its_inbox_key(store: Store) -> None:
     def settle(db: sqlite3.Connection) -> None:
         exchange(db, make_chat(db), "kept", "a")
