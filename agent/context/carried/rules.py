@@ -220,19 +220,16 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
     is_aligned = len(lower) == len(text) and "\u0130" not in text  # its lower case is two characters
     hinting = {word for _, *both in hints for words in both for word in words}
     for start, end in sentences(unquoted):
-        if not start < end <= start + SENTENCE_CHARACTERS:
-            continue
         piece = f" {lower[start:end] if is_aligned else plain(unquoted[start:end])}"
         found = [word for word in hinting if word in piece]
-        if not found:
+        if not found or not start < end <= start + SENTENCE_CHARACTERS:
             continue
         of_rules = [language for language, words, _ in hints if not words.isdisjoint(found)]
+        of_choices = [language for language, _, words in hints if not words.isdisjoint(found)]
         kinds = _kinds(_item(unquoted[start:end]), of_rules) if of_rules else ()
         if kinds:
             yield kinds, _item(text[start:end])
-            continue
-        of_choices = [language for language, _, words in hints if not words.isdisjoint(found)]
-        if of_choices and (stated := preference_in(unquoted[start:end], of_choices)) is not None:
+        elif of_choices and (stated := preference_in(unquoted[start:end], of_choices)) is not None:
             at = unquoted.find(stated, start)
             yield ("preference",), _item(text[at : at + len(stated)] if at >= 0 else stated)
 

@@ -101,6 +101,13 @@ def test_a_rule_is_quoted_verbatim_once_with_its_message() -> None:
     assert [rule.line for rule in carried_by(*rows[:1]).rules] == ["- [m7] Never touch prod, *please*."]
 
 
+@pytest.mark.parametrize("around", [("\u0130" * 30, "\u064b" * 30), ("\u0130" * 30, ""), ("", "\u064b"), (SECRET, "")])
+def test_a_rule_is_quoted_whole_next_to_text_whose_length_changes(around: tuple[str, str]) -> None:
+    """Lower case makes one letter longer, vowel marks are removed, and a secret is replaced."""
+    before, after = around
+    assert listed(human(f"{before} is it. Always answer in German. {after} ok")) == ["Always answer in German."]
+
+
 def test_a_written_record_parses_to_the_same_rules_and_facts() -> None:
     made = carried_by(human(RULE, id=7), human("Always say hello to Bob.", id=8), is_shared=True)
     record = made.behind("## Goal\nA shop.")
