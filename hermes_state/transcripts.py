@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from hermes_state.engines.postgres.tsvector import row_vector, with_words
+from hermes_state.engines.postgres.tsvector import in_one_trip, row_vector
 from hermes_state.errors import SessionNotFound
 from hermes_state.sessions import Session, load_tip
 from hermes_state.store.sql import Connection, columns, scalar_or_none, scalars
@@ -90,13 +90,14 @@ WHERE id = {} RETURNING id, chat_id, lineage_id, next_seq - 1
 _TAKE_VIEW_SEQ = """
 UPDATE sessions SET next_view_seq = next_view_seq - 1 WHERE id = ? RETURNING id, chat_id, lineage_id, next_view_seq + 1
 """
-# Purpose: insert a row of the transcript.
+# Purpose: insert a row of the transcript. The first four values come from the session's row.
 _INSERT = f"""
 INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, body, sender_ref, sender_name,
   turn_id, inbox_id, tool_call_id, tool_name, replaces_id, indexed, created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {columns(Message, "messages")}
+{{}} RETURNING {columns(Message, "messages")}
 """
-_INSERT_WITH_WORDS = with_words(_INSERT)
+_INSERT_VALUES = _INSERT.format("VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")
+_INSERT_TAKEN = _INSERT.format("(SELECT taken.*, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM taken)")
 _COLUMNS = columns(Message, "m")
 _OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq LIMIT ?"
 _NO_LIMIT = 2**62
@@ -140,21 +141,20 @@ def _insert(
     *,
     is_indexed: bool = True,
 ) -> Message:
-    taken = db.execute(take, values).fetchone()
-    if taken is None:
-        raise SessionNotFound(f"no session {values[-1]}")
     body = None if new.body == EMPTY_BODY else _encode_body(new.body).decode()
-    owner_id, chat_id, lineage_id, seq = taken
-    parameters = (
-        *(owner_id, chat_id, lineage_id, seq, new.role, new.origin, new.text, body),
-        *(new.sender_ref, new.sender_name, new.turn_id, new.inbox_id, new.tool_call_id, new.tool_name),
-        *(replaces, int(is_indexed), now),
+    fields = (
+        *(new.role, new.origin, new.text, body, new.sender_ref, new.sender_name, new.turn_id, new.inbox_id),
+        *(new.tool_call_id, new.tool_name, replaces, int(is_indexed), now),
     )
-    if is_indexed and not isinstance(db, sqlite3.Connection):  # SQLite fills its index with triggers
-        words = row_vector(new.text, body, chat_id, lineage_id, new.role, new.tool_name)
-        stored = db.execute(_INSERT_WITH_WORDS, (*parameters, words)).fetchone()
+    if isinstance(db, sqlite3.Connection):  # fills its index with triggers
+        taken = db.execute(take, values).fetchone()
+        stored = taken and db.execute(_INSERT_VALUES, (*taken, *fields)).fetchone()
     else:
-        stored = db.execute(_INSERT, parameters).fetchone()
+        words = (row_vector(new.text, body, new.role, new.tool_name),) if is_indexed else ()
+        query = in_one_trip(take, _INSERT_TAKEN, is_indexed=is_indexed)
+        stored = db.execute(query, (*values, *fields, *words)).fetchone()
+    if stored is None:
+        raise SessionNotFound(f"no session {values[-1]}")
     return _messages([stored])[0]
 
 

@@ -11,6 +11,7 @@ SQLite's FTS5 tokenizer folds the characters here too, so both engines find the 
 import contextlib
 import sqlite3
 from collections.abc import Iterable
+from functools import cache
 
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.segment import SEGMENT_VERSION, fts_row, fts_scope, segment, segment_query
@@ -79,27 +80,33 @@ def vector(text: str, scopes: Iterable[str]) -> str:
     return " ".join([*words, *(f"'{mark(scope)}'" for scope in scopes)])
 
 
-def row_vector(
-    text: str | None, body: str | None, chat_id: int, lineage_id: int, role: str, tool_name: str | None
-) -> str:
-    """Return the `tsvector` of a message row, from its columns."""
-    return vector(fts_row(text, body), fts_scope(chat_id, lineage_id, role, tool_name).split())
+def row_vector(text: str | None, body: str | None, role: str, tool_name: str | None) -> str:
+    """Return the `tsvector` of a message row, from its columns. `_INSERT_WORDS` adds the chat and the conversation."""
+    return vector(fts_row(text, body), fts_scope(0, 0, role, tool_name).split()[2:])
 
 
-def with_words(insert: str) -> str:
-    """Return a statement that inserts a message and its `tsvector`, which is the last parameter."""
-    words = "INSERT INTO message_words (message_id, words) SELECT id, CAST(? AS tsvector) FROM stored"
-    return f"WITH stored AS ({insert}), indexed AS ({words}) SELECT * FROM stored"
+# Purpose: store the words of a message, with the scopes of its chat and conversation.
+_INSERT_WORDS = f"""INSERT INTO message_words (message_id, words) SELECT {{}},
+CAST(? AS tsvector) || array_to_tsvector(ARRAY['{mark("c")}' || chat_id, '{mark("l")}' || lineage_id]) FROM {{}}"""
+
+
+@cache
+def in_one_trip(take: str, insert: str, *, is_indexed: bool) -> str:
+    """Return a statement that updates a session (`take`) and inserts a message that reads from this update as `taken`.
+
+    If the message `is_indexed`, its `row_vector` is the last parameter.
+    """
+    words = f", indexed AS ({_INSERT_WORDS.format('stored.id', 'stored, taken')})" if is_indexed else ""
+    return f"WITH taken AS ({take}), stored AS ({insert}){words} SELECT * FROM stored"
 
 
 def store_words(db: Connection, after: int, limit: int) -> int | None:
     """Store the words of up to `limit` messages with ids above `after`. Return the last id (None: no messages left)."""
-    query = """SELECT id, text, body, chat_id, lineage_id, role, tool_name FROM messages
-    WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"""
+    query = "SELECT id, text, body, role, tool_name FROM messages WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"
     rows = db.execute(query, (after, limit)).fetchall()
-    statement = """INSERT INTO message_words (message_id, words) VALUES (?, CAST(? AS tsvector))
+    statement = f"""{_INSERT_WORDS.format("id", "messages WHERE id = ?")}
     ON CONFLICT (message_id) DO UPDATE SET words = excluded.words"""
-    db.executemany(statement, [(row_id, row_vector(*columns)) for row_id, *columns in rows])
+    db.executemany(statement, [(row_vector(*columns), row_id) for row_id, *columns in rows])
     return rows[-1][0] if rows else None
 
 
