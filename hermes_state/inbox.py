@@ -12,6 +12,7 @@ import msgspec
 
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, scalar, scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import Cursor as Result
 from hermes_state.values import (
     ChatId,
     Cursor,
@@ -136,16 +137,35 @@ def find_accounts(db: Connection, platform: str, bot_id: str) -> list[str]:
     return scalars(db, str, query, (f"{bot_id}:%", platform))
 
 
+_INSERT = """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name,
+  message_ref, payload, expects_more, sent_at, received_at, state, turn_id)
+VALUES (:platform, :account, :event_ref, :chat_id, :kind, :mode, :sender_ref, :sender_name, :message_ref, :payload,
+  :expects_more, :sent_at, :received_at, :state, :turn_id)
+ON CONFLICT (platform, account, event_ref) DO NOTHING RETURNING id"""
+_EARLIER = f"""(SELECT count(*) FROM inbox i WHERE i.chat_id = inbox.chat_id AND i.{WAITS} AND i.kind <> 'notice'
+  AND NOT i.{IS_SCHEDULED} AND i.sender_ref = inbox.sender_ref AND i.id <> inbox.id)"""
+_IS_BUSY = """EXISTS (SELECT 1 FROM turns t
+  WHERE t.chat_id = inbox.chat_id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))"""
+
+
 def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None = None) -> InboxId | None:
     """Store an event, claimed by the turn `turn_id` if given. Return None if the event is already stored."""
+    return scalar_or_none(db, InboxId, _INSERT, _values(row, now, turn_id))
+
+
+def insert_waiting(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxId, int, bool] | None:
+    """Store an event. Return its id, how many earlier ones of its sender wait, and if the chat has an open turn.
+
+    Return None if the event is already stored.
+    """
+    found = db.execute(f"{_INSERT}, {_EARLIER}, {_IS_BUSY}", _values(row, now, None)).fetchone()
+    return found and (InboxId(found[0]), found[1], bool(found[2]))
+
+
+def _values(row: NewInboxRow, now: Millis, turn_id: TurnId | None) -> dict[str, object]:
     state = InboxState.NEW if turn_id is None else InboxState.CLAIMED
     stored = {"payload": _encode(row.payload).decode(), "received_at": now, "state": state, "turn_id": turn_id}
-    query = """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name,
-      message_ref, payload, expects_more, sent_at, received_at, state, turn_id)
-    VALUES (:platform, :account, :event_ref, :chat_id, :kind, :mode, :sender_ref, :sender_name, :message_ref, :payload,
-      :expects_more, :sent_at, :received_at, :state, :turn_id)
-    ON CONFLICT (platform, account, event_ref) DO NOTHING RETURNING id"""
-    return scalar_or_none(db, InboxId, query, msgspec.structs.asdict(row) | stored)
+    return msgspec.structs.asdict(row) | stored
 
 
 def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:
@@ -187,12 +207,6 @@ def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     return scalars(db, ChatId, query)
 
 
-def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
-    written = f"kind <> 'notice' AND NOT {IS_SCHEDULED}"
-    query = f"SELECT count(*) FROM inbox WHERE chat_id = ? AND {WAITS} AND {written} AND sender_ref = ?"
-    return scalar(db, int, query, (chat_id, sender_ref))
-
-
 def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
     """Return True if the row's chat has an earlier message that is waiting or belongs to a turn in progress."""
     query = f"""SELECT EXISTS (SELECT 1 FROM inbox i
@@ -206,7 +220,7 @@ def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
 @locks(inbox="inbox_id")
 def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) -> bool:
     """Settle an open row. Return False if it is already settled."""
-    return settle_where(db, state, now, "id = ? AND state IN ('new','claimed')", inbox_id) == 1
+    return settle_where(db, state, now, "id = ? AND state IN ('new','claimed')", inbox_id).rowcount == 1
 
 
 def remove(db: Connection, inbox_id: InboxId) -> None:
@@ -214,16 +228,16 @@ def remove(db: Connection, inbox_id: InboxId) -> None:
     db.execute("DELETE FROM inbox WHERE id = ?", (inbox_id,))
 
 
-def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *parameters: object) -> int:
-    """Settle the rows that match `where`, which must exclude settled rows. Return how many were settled."""
+def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *parameters: object) -> Result:
+    """Settle the rows that match `where`, which must exclude settled rows. The result has their number."""
     query = f"UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE {where}"
-    return db.execute(query, (state, now, *parameters)).rowcount
+    return db.execute(query, (state, now, *parameters))
 
 
 def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, now: Millis) -> int:
     """Drop the waiting messages of a chat, or of one person in it. Return how many were dropped."""
     where = f"chat_id = ? AND {WAITS} AND kind <> 'command' AND sender_ref = coalesce(?, sender_ref)"
-    return settle_where(db, InboxState.DROPPED, now, where, chat_id, sender_ref)
+    return settle_where(db, InboxState.DROPPED, now, where, chat_id, sender_ref).rowcount
 
 
 def let_join(db: Connection, inbox_id: InboxId) -> None:
@@ -330,7 +344,7 @@ def is_known(db: Connection, chat_id: ChatId, message_ref: str) -> bool:
 def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> int:
     """Settle the waiting row of a deleted message. Return the number of settled rows."""
     where = "chat_id = ? AND message_ref = ? AND state = 'new'"
-    return settle_where(db, InboxState.WITHDRAWN, now, where, chat_id, message_ref)
+    return settle_where(db, InboxState.WITHDRAWN, now, where, chat_id, message_ref).rowcount
 
 
 @locks(chat="cursor")

@@ -12,6 +12,7 @@ Each new owner of a turn increases its epoch (a fencing token). Every function t
 so a slow or disconnected earlier owner cannot write.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +21,7 @@ import msgspec
 
 from hermes_state import attachments, inbox, outbox, ratings, talk, tool_runs
 from hermes_state.agents import NEXT_AGENT, UNROUTED, RoutedAgent
-from hermes_state.errors import StateError
+from hermes_state.errors import SessionNotFound, StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState, NewInboxRow
 from hermes_state.models import ledger
 from hermes_state.models.ledger import ModelCall
@@ -39,6 +40,7 @@ from hermes_state.transcripts import (
     was_spoken,
 )
 from hermes_state.turns import (
+    START,
     TICKET,
     RunningTurn,
     TurnClaim,
@@ -114,14 +116,18 @@ def start_turn(
 
     `shows_talk`: also store what was said in the group since the last turn.
     """
+    ids = {f"id_{at}": inbox_id for at, inbox_id in enumerate(inbox_ids)}
+    first = f"""coalesce((SELECT i.sender_ref FROM inbox i WHERE i.id IN (:{", :".join(ids)})
+      ORDER BY CASE i.kind WHEN 'message' THEN 0 ELSE 1 END, i.id LIMIT 1), '')"""
+    started = db.execute(START.format(first, ""), {"now": now, "chat_id": chat_id, **ids})  # read with the rows
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows are gone")
-    starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
-    turn_id, lineage_id = _insert_turn(db, chat_id, starter.sender_ref, now)
+    starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0]).sender_ref
+    turn_id, lineage_id, has_ratings = started.fetchone() or (*_insert_turn(db, chat_id, starter, now), True)
     if shows_talk:
         talk.show(db, chat_id, lineage_id, turn_id, now)
-    _bind(db, turn_id, lineage_id, rows, prepared, now)
+    _bind(db, turn_id, lineage_id, rows, prepared, now, has_ratings=has_ratings)
     return load_running(db, turn_id)
 
 
@@ -130,13 +136,8 @@ def start_at_once(
 ) -> tuple[InboxId, RunningTurn] | None:
     """Store an event and start its turn, but only if the chat is idle, in an open conversation with the right agent."""
     values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id, **routed.values}
-    query = f"""INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
-    SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
-    WHERE c.id = :chat_id AND s.ended_at IS NULL AND c.agent = {NEXT_AGENT}
-      AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.WAITS})
-      AND NOT EXISTS (SELECT 1 FROM turns t
-        WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
-    RETURNING id, lineage_id, EXISTS (SELECT 1 FROM ratings r WHERE r.chat_id = turns.chat_id AND r.was_told = 0)"""
+    nothing_waits = f"NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.WAITS})"
+    query = START.format(":starter", f"AND c.agent = {NEXT_AGENT} AND {nothing_waits}")
     started = db.execute(query, values).fetchone()
     if started is None:
         return None
@@ -203,10 +204,11 @@ def _bind(
     rows: Sequence[InboxRow],
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
+    has_ratings: bool = True,
 ) -> None:
     for row in rows:
         db.execute("UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ?", (turn_id, row.id))
-        told = ratings.tell(db, row.chat_id, lineage_id) if row.kind is InboxKind.MESSAGE else ()
+        told = ratings.tell(db, row.chat_id, lineage_id) if has_ratings and row.kind is InboxKind.MESSAGE else ()
         ready = replace(prepared.get(row.id, PreparedMessage()), notes=told)
         _store_human_row(db, turn_id, lineage_id, row, ready, now)
 
@@ -339,14 +341,16 @@ def finish_turn(
     Raises `TurnMoved` if the turn is not running or has another owner.
     """
     assert not answer.calls, "an answer that calls tools does not end the turn"
-    closed = db.execute(_FINISH, (now, turn.id, turn.epoch)).fetchone()
+    ended, closed = db.execute(_FINISH, (now, turn.id, turn.epoch)), None
+    with contextlib.suppress(SessionNotFound):  # the conversation and its turns were deleted
+        message = _append_answer(db, turn, answer, answer.text, now)
+        closed = ended.fetchone()  # on PostgreSQL, both statements are sent together
     if closed is None:
         raise TurnMoved(f"turn {turn.id} is not running in epoch {turn.epoch}")
     preview_ref, question_ref, ticket, has_late_steers, is_owed, has_subagents, has_retry = closed
     if has_subagents:  # a sub-agent's end was not stored, because the store failed
         _stop_subagents(db, turn, "the turn continued without this sub-agent", now)
     turn = msgspec.structs.replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
-    message = _append_answer(db, turn, answer, answer.text, now)
     if turn.parent is not None:
         end_session(db, load_tip(db, turn.lineage_id).id, EndReason.FINISHED, now)
         return message.id, None

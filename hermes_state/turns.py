@@ -92,6 +92,16 @@ LEFT JOIN sessions s ON s.lineage_id = t.lineage_id
 LEFT JOIN inbox q ON q.id = (SELECT max(i.id) FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice')
 """
 
+# Purpose: start a turn in an idle chat with an open conversation. The placeholders are the starter and a condition.
+START = """
+INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
+SELECT c.id, s.lineage_id, 'running', {}, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
+WHERE c.id = :chat_id AND s.ended_at IS NULL {}
+  AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL
+    AND t.state IN ('running','waiting'))
+RETURNING id, lineage_id, EXISTS (SELECT 1 FROM ratings r WHERE r.chat_id = turns.chat_id AND r.was_told = 0)
+"""
+
 # Purpose: find open turns with the index of people's turns and the index of sub-agents.
 OPEN_TURNS = " UNION ALL ".join(
     f"SELECT id FROM turns WHERE parent_turn_id IS {whose} AND state IN ('running','waiting')"

@@ -171,19 +171,20 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
     at_once = journal.start_at_once(db, row, now, event.routed, shows_talk=event.shows_talk) if may_start else None
     if at_once is not None:
         return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
-    inbox_id = inbox.insert(db, row, now)
-    if inbox_id is None:
+    arrived = inbox.insert_waiting(db, row, now)
+    if arrived is None:
         # The first attempt may have been cancelled right after its commit, so the stored row may still need processing.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
         return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
+    inbox_id, earlier, is_busy = arrived
     limit = event.max_waiting
-    if limit is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > limit:
+    if limit is not None and earlier >= limit:
         if message.via is values.InputKind.CLIENT:  # the program is told, and can send the message again
             inbox.remove(db, inbox_id)
             return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=False)
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)
         return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=_refuse_full(db, event, chat_id, limit, now))
-    turn = find_open_turn(db, chat_id) if event.busy_mode is not None else None
+    turn = find_open_turn(db, chat_id) if is_busy and event.busy_mode is not None else None
     mode = _meet_turn(db, event, turn, inbox_id, now) if turn is not None else None
     is_steer = mode == "steer"
     is_typed, seen = message.via is values.InputKind.TYPED, Sign.SEEN

@@ -66,6 +66,28 @@ def test_waiting_rows_are_in_order_of_arrival_per_chat(db: sqlite3.Connection) -
     assert [row.payload.text for row in inbox.load_waiting(db, one)] == ["one 0", "one 1", "one 2"]
 
 
+def test_a_new_message_counts_what_its_sender_waits_for(db: sqlite3.Connection) -> None:
+    chat, other = make_chat(db, kind=ChatKind.GROUP), make_chat(db, "other")
+    for where, sender, kind in (
+        (chat, ANN, InboxKind.MESSAGE),
+        (chat, ANN, InboxKind.COMMAND),
+        (chat, ANN, InboxKind.NOTICE),
+        (chat, BOB, InboxKind.MESSAGE),
+        (other, ANN, InboxKind.MESSAGE),
+    ):
+        receive(db, where, "earlier", sender=sender, kind=kind)
+    inbox.settle(db, receive(db, chat, "gone"), InboxState.DONE, START)
+    row = received(chat, "new", sender=ANN)
+    arrived = inbox.insert_waiting(db, row, START)
+    assert arrived is not None
+    assert arrived[1:] == (2, False), "messages and commands of the same person and chat"
+    assert inbox.insert_waiting(db, row, START) is None, "it is already stored"
+    start(db, other, "running")
+    arrived = inbox.insert_waiting(db, received(other, "new", sender=ANN), START)
+    assert arrived is not None
+    assert arrived[2], "the chat has an open turn"
+
+
 def test_dropping_keeps_commands_and_claimed_rows(db: sqlite3.Connection) -> None:
     chat = make_chat(db, kind=ChatKind.GROUP)
     start(db, chat, "running")
@@ -74,7 +96,6 @@ def test_dropping_keeps_commands_and_claimed_rows(db: sqlite3.Connection) -> Non
     receive(db, chat, "edit", kind=InboxKind.NOTICE)
     receive(db, chat, "yours", sender=BOB)
     inbox.settle(db, receive(db, chat, "gone"), InboxState.DONE, START)
-    assert inbox.count_waiting(db, chat, ANN) == 2, "messages and commands"
     assert inbox.drop_waiting(db, chat, ANN, START) == 2
     assert states(db, chat) == ["claimed", "dropped", "new", "dropped", "new", "done"]
     assert inbox.drop_waiting(db, chat, None, START) == 1
@@ -198,9 +219,11 @@ def test_a_cursor_of_a_channel_and_account_only_moves_forward(seen: list[tuple[s
 @sqlite_only
 def test_settled_rows_do_not_slow_down_new_messages(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
-    with query_plans(db, lambda query: query.startswith(("SELECT", "UPDATE")) and "inbox" in query) as plans:
+    with query_plans(
+        db, lambda query: query.startswith(("SELECT", "UPDATE", "INSERT INTO inbox")) and "inbox" in query
+    ) as plans:
         inbox.load_waiting(db, chat)
-        inbox.count_waiting(db, chat, ANN)
+        inbox.insert_waiting(db, received(chat, "new"), START)
         inbox.drop_waiting(db, chat, None, START)
         inbox.queue_late_steers(db, chat)
         inbox.queue_steers(db, lambda _ref: True)

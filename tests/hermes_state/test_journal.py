@@ -1,6 +1,7 @@
 import sqlite3
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from hermes_state import inbox, journal, outbox
@@ -30,6 +31,7 @@ from hermes_state.values import (
     AttachmentId,
     ChatKind,
     Document,
+    LineageId,
     Message,
     MessageBody,
     MessageRole,
@@ -179,6 +181,21 @@ def test_a_late_steer_waits_for_the_next_turn(db: sqlite3.Connection) -> None:
     assert [row.payload.text for row in inbox.load_waiting(db, chat)] == ["ann steers"]
 
 
+def test_the_answer_of_a_deleted_conversation_is_refused(db: sqlite3.Connection) -> None:
+    turn = start(db, make_chat(db), "go")
+    deleted = msgspec.structs.replace(turn, id=TurnId(99), lineage_id=LineageId(99))
+    with pytest.raises(TurnMoved):
+        finish(db, deleted, "late")
+
+
+def test_rows_of_an_open_turn_start_no_other_turn(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    asked = receive(db, chat, "go")
+    journal.start_turn(db, chat, [asked], {}, START)
+    with pytest.raises(journal.InboxMoved):
+        journal.start_turn(db, chat, [asked], {}, START)
+
+
 STEPS: dict[str, Callable[[sqlite3.Connection, RunningTurn, Message], object]] = {
     "append calls": lambda db, turn, asked: call_tools(db, turn, "c"),
     "start tools": lambda db, turn, asked: journal.start_tools(db, turn, asked.id, asked.body.calls, START),
@@ -205,8 +222,10 @@ def test_a_step_of_a_closed_or_taken_up_turn_is_refused(
     else:
         assert journal.stop_turn(db, turn, "", "stopped", START, notice="(stopped)")
     before = stored(db)
+    db.execute("BEGIN")
     with pytest.raises(TurnMoved):
         step(db, turn, asked)
+    db.execute("ROLLBACK")  # like the writer
     assert not journal.stop_turn(db, turn, "so far", "stopped", START, notice="(stopped)")
     assert not journal.fail_turn(db, turn, "ModelTimeout", "It took too long.", START)
     assert stored(db) == before
