@@ -200,6 +200,8 @@ _BEGUN: Final = re.compile(
     re.MULTILINE,
 )
 """Pattern for wrappers and the beginning of a call, which can be incomplete. Does not match inside a sentence."""
+_SIGN: Final = re.compile(r"[<\[{`=]|(?:Action|_call):")
+"""Pattern that every match of `_BEGIN` contains or looks ahead to. It is much faster."""
 _WORDS: Final = ("```tool_", "Action:\n```json", "to=functions.", "functools", "function_call:", "tool_call:")
 _PARTIAL: Final = re.compile(
     r"(?:<[^<>\n]{0,48}|\[[A-Za-z_ ]{0,16}|^```tool_\w{0,4}|"
@@ -256,10 +258,14 @@ def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> t
 
 def first_doubt(text: str, start: int) -> int:
     """Return the first index after `start` where a call might begin in growing text, or else the length of the text."""
-    for begin in islice(_BEGIN.finditer(text, start), MAX_MARKERS):
-        if _BEGUN.match(text, begin.start()) is not None and not is_code(text[: begin.start()]):
-            return begin.start()
-    partial = _PARTIAL.search(text, max(start, len(text) - 128))
+    begun = max(start, len(text) - 128)
+    if _SIGN.search(text, start) is None:  # only the beginning of a word can be doubtful
+        begun = max(start, len(text) - 16)
+    else:
+        for begin in islice(_BEGIN.finditer(text, start), MAX_MARKERS):
+            if _BEGUN.match(text, begin.start()) is not None and not is_code(text[: begin.start()]):
+                return begin.start()
+    partial = _PARTIAL.search(text, begun)
     return len(text) if partial is None or is_code(text[: partial.start()]) else partial.start()
 
 

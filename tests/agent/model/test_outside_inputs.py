@@ -7,6 +7,7 @@ refusals and 73 texts that were collected later, the same rules handled 53 and 4
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import httpx2
 import pytest
 from openai import APIStatusError
 
-from agent.model import wire
+from agent.model import reply_text, wire
 from agent.model.base import ModelRequest
 from agent.model.errors.classifier import status_error
 from agent.model.protocols.openai import RequestFault, fault_of
@@ -121,6 +122,23 @@ def test_the_search_for_markers_is_bounded() -> None:
     text = "```\n" + "<tool_call>{ <function=a> [TOOL_CALLS]x{ " * 20_000
     assert find_calls(text, SCHEMAS, lambda source: False) is None
     assert first_doubt(text, 0) >= 0
+
+
+def test_every_place_where_a_call_might_begin_has_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = ["", " ", "\n", "<", "tool_call>", "invoke", "[TOOL_CALLS]", "[", "{", "functools", "Action:", "`"]
+    pieces += [
+        "Action: get\n",
+        "```tool_code\n",
+        "function_call:",
+        "tool_call: ",
+        "to=functions.",
+        "<|channel|>x ",
+        "A",
+    ]
+    texts = ["".join(some) for some in product(("", "the tide comes in " * 9), pieces, pieces, pieces)]
+    found = [first_doubt(text, 0) for text in texts]
+    monkeypatch.setattr(reply_text, "_SIGN", re.compile(""))  # without the shortcut
+    assert found == [first_doubt(text, 0) for text in texts]
 
 
 CALL = ToolCall(id="call_PTLP8xhu3uwZk4l3nlnrrJha", name="read", arguments='{"path": "a"}')
