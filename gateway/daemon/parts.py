@@ -56,7 +56,6 @@ from gateway.turns.voice import TranscriptionHandler, VoiceRecorder, speech_clie
 from hermes_state.aio import cancel_all
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.imports import import_aiohttp
 from hermes_state.store.seats import KEEPER, HintKind, account_lock
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Clock, InboxId, LineageId, SessionId, SystemClock, TurnId, UserRef
@@ -420,7 +419,6 @@ def make_adapters(
     menu, loaded = REGISTRY.menu(), live.loaded
     config, local = loaded.config, loaded.config.local
     network, tables = config.network, config.delivery.tables
-    import_aiohttp()
     # Each platform uses about 10 MB, so only enabled platforms are imported.
     for telegram in config.telegram.bots:
         from platforms.telegram import TelegramAdapter

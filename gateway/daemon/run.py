@@ -17,6 +17,7 @@ from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
 from agent.tools.terminal.sandbox import terminal_fault
 from gateway.config import LoadedConfig
+from gateway.config.settings import Config
 from gateway.daemon.parts import Parts
 from gateway.daemon.reload import log_prices_and_caching, warn_removed
 from gateway.health import notify
@@ -29,6 +30,7 @@ from hermes_state.disk import take_reserve
 from hermes_state.engines.opening import open_store
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.imports import import_aiohttp
 from hermes_state.inbox import find_accounts
 from hermes_state.search.index import keep_index
 
@@ -52,7 +54,9 @@ async def run_daemon(
     or version, or `StoreUnavailable` if it cannot be opened.
     """
     wanted = loaded.config.store
+    platforms = asyncio.create_task(asyncio.to_thread(_load_platforms, loaded.config))  # while the database opens
     async with open_store(loaded.database, wanted.url, wanted, is_fresh=is_fresh) as store:
+        await platforms
         group = asyncio.TaskGroup()
         parts = Parts(loaded, store, files, environ, extra_tools, group)
         _freeze_memory()
@@ -66,6 +70,13 @@ async def run_daemon(
         finally:
             await parts.close()
     return 0
+
+
+def _load_platforms(config: Config) -> None:
+    import_aiohttp()
+    enabled = {"telegram": config.telegram.bots, "discord": config.discord.bots, "local": config.local.enabled}
+    for name in filter(enabled.get, enabled):
+        importlib.import_module(f"platforms.{name}")
 
 
 @asynccontextmanager

@@ -31,3 +31,9 @@ async def test_the_first_turn_imports_nothing_on_the_event_loop(chat: Chat) -> N
     await chat.ask("refuse", "out of credit")
     await chat.ask('look [[tool:history_search {"query": "hello"}]]', "tool said: ")
     assert imported(world, started) == []
+
+
+async def test_the_platforms_are_imported_by_another_thread(chat: Chat) -> None:
+    await chat.start()
+    libraries = {"aiohttp", f"platforms.{chat.platform}", chat.platform}
+    assert libraries & {module.strip() for module in imported(chat.world, 0.0)} == set()
