@@ -167,9 +167,9 @@ async def _load_late(parts: Parts) -> None:
     await parts.adapters.listening(5.0)
     config = parts.live.config
     try:
-        await asyncio.to_thread(preload, parts.live.loaded)
         for one in parts.adapters.supervised.values():
-            await asyncio.to_thread(one.adapter.render, "")  # imports the Markdown parser
+            await asyncio.to_thread(one.adapter.render, "")  # imports the parser that previews use on the event loop
+        await asyncio.to_thread(preload, parts.live.loaded)
         await asyncio.to_thread(schedule_zone, config)  # loads the time zone of the machine in advance
         await asyncio.to_thread(terminal_fault, config.terminal)
     except OSError as error:  # for example, if no file descriptor is free; the first answer then imports the modules
