@@ -7,6 +7,7 @@ import json
 import sqlite3
 import weakref
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Unpack, assert_never
 
 from hermes_state.engines.postgres.tsvector import tokens
@@ -15,15 +16,16 @@ from hermes_state.search.index import serving_index
 from hermes_state.search.query import AllOf, AnyOf, Expression, Term, Without
 from hermes_state.search.ranking import AGENT_OF, SAID_BY_PEOPLE, MatchReader, SearchFilter
 from hermes_state.store.segment import REPEATS, phrase
-from hermes_state.store.sql import Connection, scalars
+from hermes_state.store.sql import Connection, scalar, scalars
 
 # Purpose: load the newest matches.
 _NEWEST = f"""SELECT rowid AS id FROM {{0}} WHERE {{0}} MATCH :match AND rowid < :before
   AND (:agent IS NULL OR {AGENT_OF.format("{0}.rowid")} = :agent) ORDER BY rowid DESC LIMIT :limit"""
 _RECENT = f"SELECT rowid FROM {SERVING} WHERE {SERVING} MATCH ? ORDER BY rowid DESC LIMIT ?"
 # Purpose: find messages that have no words in the index yet.
-_UNINDEXED = f"""SELECT u.id, text, scope FROM messages_search u WHERE u.id > ? AND u.id < ?
+_UNINDEXED = f"""SELECT u.id, scope FROM messages_search u WHERE u.id > ? AND u.id < ?
   AND (? IS NULL OR {AGENT_OF.format("u.id")} = ?) ORDER BY u.id"""
+_TEXT = "SELECT text FROM messages_search WHERE id = ?"
 # Purpose: find indexed words. Unlike FTS5's tables of words, a match ends at the first message with the word.
 _KNOWN = """SELECT value FROM json_each(?)
 WHERE EXISTS (SELECT 1 FROM {0} WHERE {0} MATCH 'text:"' || value || '"')"""
@@ -57,8 +59,7 @@ def _any(scopes: Sequence[str]) -> str:
 class Fts5Matches(MatchReader):
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
-        self._index, mark = serving_index(db), load_mark(db)
-        self._recent = self._index_of(mark) if mark < newest_id(db) else None
+        self._index = serving_index(db)
         self._scopes = [f'scope:"{scope}"' for scope in self.scopes]
         self._scopes += [f"scope:({_any(self.any_of)})"] if self.any_of else []
         self._excluded = [REPEATS] * self.leaves_out_repeats + self.none_of
@@ -83,12 +84,23 @@ class Fts5Matches(MatchReader):
             known.update(scalars(self._recent, str, _KNOWN.format(SERVING), (ordered,)))
         return [word for word in json.loads(ordered) if word in known and tokens(word) == [word]]
 
-    def _index_of(self, mark: int) -> Connection:
-        """Make an index of the messages above the mark in memory."""
+    @cached_property
+    def _recent(self) -> Connection | None:
+        """Index, in memory, of the messages above the mark that pass the filters. None if there are none."""
+        if (mark := load_mark(self.db)) >= newest_id(self.db):
+            return None
+        unindexed = self.db.execute(_UNINDEXED, (mark, self.before, self.agent, self.agent)).fetchall()
+        found = [(row_id, scope) for row_id, scope in unindexed if self._passes({*scope.split()})]
+        if not found:
+            return None
         db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, db.close)
         tokenizer = "tokenize='unicode61 remove_diacritics 2'"
         db.execute(f"CREATE VIRTUAL TABLE {SERVING} USING fts5(text, scope, content='', {tokenizer})")
-        rows = self.db.execute(_UNINDEXED, (mark, self.before, self.agent, self.agent))
+        rows = ((row_id, scalar(self.db, str, _TEXT, (row_id,)), scope) for row_id, scope in found)
         db.executemany(f"INSERT INTO {SERVING}(rowid, text, scope) VALUES (?, ?, ?)", rows)
         return db
+
+    def _passes(self, scopes: set[str]) -> bool:
+        wanted = scopes.issuperset(self.scopes) and (not self.any_of or not scopes.isdisjoint(self.any_of))
+        return wanted and scopes.isdisjoint(self._excluded)

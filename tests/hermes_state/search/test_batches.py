@@ -21,10 +21,11 @@ from hermes_state.engines.sqlite.index import (
 from hermes_state.engines.sqlite.migrate import drop_index_triggers
 from hermes_state.engines.sqlite.offline import open_offline_file
 from hermes_state.search import index as index_module
-from hermes_state.search.full_text import search, search_and_tell
+from hermes_state.search.full_text import load_beside, search, search_and_tell
 from hermes_state.search.index import find_fault, is_behind, is_current, keep_index, mend_index
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.store.migrations import statements
+from hermes_state.store.segment import segment
 from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
@@ -73,6 +74,28 @@ def test_a_search_finds_the_same_wherever_the_mark_is(monkeypatch: pytest.Monkey
             assert any(words == ("red", "door") for _, words in hits)
             assert add_words(db) is has_more
         assert load_mark(db) == newest_id(db)
+
+
+def test_a_search_reads_only_the_messages_without_words_that_it_can_find() -> None:
+    read = list[str]()
+
+    def noted(text: str) -> str:
+        read.append(text)
+        return segment(text)
+
+    with migrated() as db:
+        assert isinstance(db, sqlite3.Connection)
+        here, there = (start(db, chat) for chat in "ab")
+        say(db, here, "a red door")
+        say(db, there, "a long book with a door")
+        say(db, here, "a blue door", role=MessageRole.ASSISTANT)
+        db.create_function("fts_text", 1, noted, deterministic=True)
+        [hit] = search(db, "door", lineage_id=here.lineage_id, role=MessageRole.USER)
+        assert read == ["a red door"]
+        load_beside(db, [hit], TurnId(99))
+        assert read == ["a red door"], "this looks for no words"
+        assert len(search(db, "door", chat_ids=[there.chat_id])) == 1
+        assert len(search(db, "door", other_than=[there.chat_id])) == 2
 
 
 async def test_changes_of_messages_without_words_keep_the_index_correct(store: Store) -> None:
