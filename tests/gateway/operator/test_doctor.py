@@ -21,6 +21,7 @@ from gateway.models.routes import window_from
 from gateway.operator.checks import CheckResult, CheckStatus, check_database, failed
 from gateway.operator.doctor import run_checks
 from gateway.operator.socket import serve_control
+from hermes_state.engines.sqlite.index import add_words
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID
 from hermes_state.store.lock import FileLock
 from tests.agent.engines.test_loader import ENGINE
@@ -514,6 +515,7 @@ def test_an_unknown_context_engine_is_reported(environ: dict[str, str]) -> None:
 @sqlite_only
 async def test_the_search_index_is_checked_against_the_messages(environ: dict[str, str], home: Path) -> None:
     await stored(home, lambda db: say(db, start(db, "a"), "the door"))
+    await stored(home, add_words)
     assert (await examined(environ))["search"].verdict is CheckStatus.FINE
     with contextlib.closing(sqlite3.connect(home / "state.db")) as db, db:
         db.execute("DELETE FROM messages_fts_docsize")
