@@ -95,11 +95,11 @@ async def test_housekeeping_removes_files_left_by_a_crash(gateway: TestGateway, 
 
 async def test_failed_housekeeping_is_postponed(gateway: TestGateway, tmp_path: Path) -> None:
     await gateway.ask("one")
-    await gateway.store.write(set_max_pages, 0)
+    gateway.store.loss = "the file is gone"
     with capture_logs() as said:
         await keep_house(gateway, tmp_path)
     assert [line["event"] for line in said] == ["housekeeping.delayed"]
-    await gateway.store.write(set_max_pages, None)
+    gateway.store.loss = None
     assert await gateway.store.read(inbox.load_chats_with_waiting) == []
     assert await gateway.turns_of(DIRECT) == [("finished", "one")]
 
