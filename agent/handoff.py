@@ -5,8 +5,9 @@ is history and not a request, is added when a prompt is built. So changes to the
 """
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from hermes_state.values import RECALL_ID, recall_id
 
@@ -42,8 +43,7 @@ _MARKER = re.compile(
 _CARRIED = re.compile(rf"^[ \t]*#{{1,6}}[ \t]*({'|'.join(CARRIED_HEADINGS)})\b", re.MULTILINE | re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handoff:
+class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     messages: int
     """Number of original messages that the handoff replaces, including those that earlier handoffs replaced."""

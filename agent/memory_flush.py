@@ -6,10 +6,10 @@ are not stored as messages.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.context.excerpt import excerpt
 from agent.context.job import CompressionJob
@@ -51,8 +51,7 @@ Several people write here. Target `user` is for {name} ({ref}), who wrote last: 
 there. Preferences of other people go to target `memory`, with their names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryWriter:
+class MemoryWriter(msgspec.Struct, frozen=True, kw_only=True):
     """Lets a model write notes before each compression. `flush` is a `BeforeSplit` callback."""
 
     notes: MemoryDirectory

@@ -6,8 +6,9 @@ providers can cache it.
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import UTC, tzinfo
+
+import msgspec
 
 from agent.images.model_images import ModelImages
 from agent.memory.sections import SectionReader
@@ -39,8 +40,7 @@ _PLATFORM_FACTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptBuilder:
+class PromptBuilder(msgspec.Struct, frozen=True, kw_only=True):
     """Builds an agent's prompts, both to measure their size and to send them, so that the two never differ."""
 
     tools: ToolRegistry

@@ -5,7 +5,9 @@ The start of a call is committed before it runs, so a restart never repeats a ca
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from agent.model.usage import estimated_text_tokens
 from agent.tools.approvals import CallPlan, inline, question_about
@@ -51,8 +53,7 @@ class ApprovalNeededError(HermesError):
     """The turn is waiting for approvals. It runs again after people have answered all requests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallRunner:
+class ToolCallRunner(msgspec.Struct, frozen=True, kw_only=True):
     """Runs the tool calls of any number of turns."""
 
     store: Store
@@ -199,8 +200,7 @@ WHERE m.turn_id = :turn_id AND m.role = 'tool' AND m.seq > 0
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultBudget:
+class ResultBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Size limits of tool results in a prompt: the smaller of a number of characters and a share of the input window.
 
     A result over its limit becomes a preview. If a round is over its limit, its largest results become previews until

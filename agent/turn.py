@@ -5,13 +5,13 @@ Every step is committed before the next begins, so the stored rows alone show wh
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from typing import Protocol
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.context.compressor import Compressor, Engine
 from agent.context.controller import ContextController
@@ -75,8 +75,7 @@ class Delegate(Protocol):
     ) -> str: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """A turn's answer, before it is stored."""
 
     text: str
@@ -89,8 +88,7 @@ class Answer:
     """Event that tells people that the context window is nearly full."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _RunState:
+class _RunState(msgspec.Struct, kw_only=True):
     turn: RunningTurn
     model: ModelHandle
     on_text: Callable[[str], None]

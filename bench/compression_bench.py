@@ -18,12 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.context.compressor import Compressor
 from agent.context.estimate import Estimator

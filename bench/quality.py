@@ -13,13 +13,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import structlog
+from msgspec.structs import replace
 
 from agent.context import compressor, summary
 from agent.context.carried.facts import known_line

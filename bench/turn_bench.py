@@ -10,9 +10,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
+
+from msgspec.structs import replace
 
 from agent.context.controller import ContextController
 from agent.context.measure import MeasuredPrompt

@@ -1,8 +1,9 @@
 """Switches: what a chat has chosen instead of the value in the settings, for example with `/reactions off`."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
+
+import msgspec
 
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note, save_note
@@ -13,8 +14,7 @@ StepLevel: TypeAlias = Literal["off", "short", "full"]
 Choice = TypeVar("Choice", bound=str)
 
 
-@dataclass(frozen=True, slots=True)
-class Switch(Generic[Choice]):
+class Switch(msgspec.Struct, Generic[Choice], frozen=True):
     key: str
     """Start of the key of the note that stores a chat's choice."""
     choices: tuple[Choice, ...]

@@ -4,8 +4,6 @@
 between turns. The agent that the top level of the configuration describes has the name "".
 """
 
-from dataclasses import dataclass
-
 import msgspec
 
 from hermes_state import inbox, outbox
@@ -21,8 +19,7 @@ UNNAMED = "default"
 """Name under which people see the agent with the name ""."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedAgent:
+class RoutedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """Agent that the routes select for a message, and the agents that a chat can choose instead."""
 
     name: str = ""

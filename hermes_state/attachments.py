@@ -5,7 +5,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+
+import msgspec
+from msgspec.structs import asdict
 
 from hermes_state.inbox import InboxRow
 from hermes_state.sessions import ensure_active
@@ -26,8 +28,7 @@ from hermes_state.values import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     """A stored file. Files with the same bytes share a path."""
 
     sha256: str

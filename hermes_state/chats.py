@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, fields, replace
 
 import msgspec
+from msgspec.structs import asdict, astuple, fields, replace
 
 from hermes_state.sessions import IS_SUBAGENT, chat_label
 from hermes_state.store.locks import EVERYTHING, locks

@@ -1,7 +1,6 @@
 """Compress conversations and undo compressions. Both end a session and continue it in a child, in one transaction."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -131,8 +130,7 @@ def load_points(db: Connection, chat_id: ChatId, since: int, until: int = 2**62)
     return select(db, CompressionPoint, query, (chat_id, since, until))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UndoPlan:
+class UndoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan for undoing the newest compression. It is valid until the conversation's newest session (`tip`) changes."""
 
     tip: Session

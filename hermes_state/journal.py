@@ -14,10 +14,10 @@ so a slow or disconnected earlier owner cannot write.
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from hermes_state import attachments, inbox, outbox, ratings, talk, tool_runs
 from hermes_state.agents import NEXT_AGENT, UNROUTED, RoutedAgent
@@ -77,8 +77,7 @@ class InboxMoved(StateError):
     """A row that the new turn should claim was withdrawn or dropped, or was prepared for another conversation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedMessage:
+class PreparedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message that is ready for a turn: its attachments have been read and stored."""
 
     body: MessageBody = EMPTY_BODY
@@ -88,8 +87,7 @@ class PreparedMessage:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelAnswer:
+class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A model's answer, which either calls tools or ends the turn."""
 
     text: str

@@ -13,11 +13,11 @@ id>`. Closing the question stores an edit of each message with the key `<key>:cl
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from hermes_state.chats import note_reach
 from hermes_state.errors import StateError
@@ -42,8 +42,7 @@ class AccountMoved(StateError):
     """The account may belong to another node now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccountClaim:
+class AccountClaim(msgspec.Struct, frozen=True, kw_only=True):
     """Ownership of an account. It is valid while the stored epoch of the account is `epoch`."""
 
     account: str
@@ -86,8 +85,7 @@ class WrittenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Reaction that replaces the reply if the platform accepts it. If there is no text, only the reaction is sent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     chat_id: ChatId
     kind: OutboxKind = OutboxKind.STATUS
     markdown: str
@@ -105,8 +103,7 @@ class Reply:
     is_urgent: bool = False  # sent before all other replies to the chat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedReply:
+class RenderedReply(msgspec.Struct, frozen=True, kw_only=True):
     """A rendered reply that the account's owner wants to send immediately."""
 
     parts: Sequence[OutboundPart]

@@ -7,9 +7,9 @@ its chat's `talk_seen_id` past them in the same transaction.
 
 import re
 from collections.abc import Mapping
-from dataclasses import astuple, replace
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from hermes_state import inbox
 from hermes_state.chats import ensure_chat

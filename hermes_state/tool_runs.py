@@ -1,7 +1,6 @@
 """Tool runs: tool calls that have begun. After a crash they show which calls may have had effects."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -36,8 +35,7 @@ class ToolRunState(StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult:
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     call_message_id: MessageId
     call: ToolCall
     text: str

@@ -9,7 +9,6 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from sys import getsizeof
 from typing import Any, TypeAlias
 
@@ -57,8 +56,7 @@ _decode_body = msgspec.json.Decoder(MessageBody).decode
 _encode_body = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewMessage:
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message to store as a row."""
 
     role: MessageRole
@@ -73,8 +71,7 @@ class NewMessage:
     tool_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation's newest session, and the rows that the model sees, in order."""
 
     session: Session
@@ -390,8 +387,7 @@ MAX_IDLE_SECONDS = 300.0
 """Seconds after which an unused view is dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedView:
+class _CachedView(msgspec.Struct, frozen=True):
     view: View
     size: int
     used_at: float

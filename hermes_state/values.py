@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NewType, Protocol, TypeAlias
 
@@ -64,8 +63,7 @@ class ChatKind(StrEnum):
         return self not in (ChatKind.DIRECT, ChatKind.LOCAL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatKey:
+class ChatKey(msgspec.Struct, frozen=True, kw_only=True):
     """A chat. `account` names the bot: the platform's name for its first bot, `telegram/operations` for another one.
 
     `thread_ref` is a forum topic, for platforms that number topics inside a chat. `user_ref` (a person's bare platform
@@ -86,8 +84,7 @@ class ChatKey:
         return f"{self.account}:{self.chat_ref}{thread}{user}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatScope:
+class ChatScope(msgspec.Struct, frozen=True, kw_only=True):
     """Where a Discord chat is, and the roles of the person whose session it is."""
 
     guild_ref: str = ""
@@ -102,8 +99,7 @@ class ChatScope:
         return self.role_refs.split()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationRef:
+class ConversationRef(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation and, during a turn, that turn."""
 
     chat_id: ChatId
@@ -115,8 +111,7 @@ class ConversationRef:
     """Conversation and turn to which a sub-agent's costs are charged. None means this conversation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sender:
+class Sender(msgspec.Struct, frozen=True, kw_only=True):
     """Author of a message. `id` is the platform's stable id. `name` is only for display and never decides access."""
 
     platform: str
@@ -174,8 +169,7 @@ class InputKind(StrEnum):
     """Text from a program, such as an API client or a script. It is never a command."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlatformEvent:
+class PlatformEvent(msgspec.Struct, frozen=True, kw_only=True):
     event_ref: str
     """Id of the platform event, even if it is redelivered. It starts with the bot's id."""
     chat: ChatKey
@@ -185,8 +179,7 @@ class PlatformEvent:
     """The platform's time, which orders and merges messages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InboundMessage(PlatformEvent):
+class InboundMessage(PlatformEvent, frozen=True, kw_only=True):
     """A message, slash command or button press from a platform.
 
     For a slash command or button, `text` holds the command line (`/stop`, `/title Plans`), without a mention of the
@@ -220,8 +213,7 @@ class InboundMessage(PlatformEvent):
         return self.words_by is not None or self.via is InputKind.CLIENT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditEvent(PlatformEvent):
+class EditEvent(PlatformEvent, frozen=True, kw_only=True):
     sender: Sender
     text: str
     words_by: str | None = None  # see `InboundMessage`
@@ -231,13 +223,11 @@ class EditEvent(PlatformEvent):
         return self.words_by is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeletionEvent(PlatformEvent):
+class DeletionEvent(PlatformEvent, frozen=True, kw_only=True):
     """A person or the platform deleted a message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReactionEvent(PlatformEvent):
+class ReactionEvent(PlatformEvent, frozen=True, kw_only=True):
     """A person added or removed a thumbs-up or thumbs-down. `chat` has no thread if the platform does not report it."""
 
     sender: Sender
@@ -250,8 +240,7 @@ THUMBS = {"\N{THUMBS UP SIGN}": 1, "\N{THUMBS DOWN SIGN}": -1}  # value of a `Re
 InboundEvent: TypeAlias = InboundMessage | EditEvent | DeletionEvent | ReactionEvent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     """Position in a channel: all messages up to and including `seen_ref` have been handled."""
 
     platform: str
@@ -447,8 +436,7 @@ class EndReason(StrEnum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CanonicalUsage:
+class CanonicalUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts of one model call, as reported by the provider. `input` excludes cache reads and cache writes."""
 
     input: int = 0

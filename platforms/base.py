@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
+import msgspec
+
 from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.ratings import SignedMessage
 from hermes_state.values import (
@@ -25,8 +27,7 @@ from hermes_state.values import (
 from platforms.console import Console
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Features and limits of a platform. The gateway checks these values, never the platform's name."""
 
     max_part_units: int
@@ -66,8 +67,7 @@ class CommandOption:
     """True if `Intake.suggestions` proposes values. Other values are also accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandAction:
+class CommandAction(msgspec.Struct, frozen=True):
     """Sub-command, such as `add` of `/schedule`."""
 
     words: str
@@ -80,8 +80,7 @@ CommandPlace: TypeAlias = Literal["anywhere", "direct", "groups"]
 """Kind of chat in which a command is useful, and whose menu shows it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MenuCommand:
+class MenuCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Command in the platform's command menu."""
 
     name: str
@@ -99,8 +98,7 @@ class MenuCommand:
     place: CommandPlace = "anywhere"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboundFile:
+class OutboundFile(msgspec.Struct, frozen=True, kw_only=True):
     """File that is sent with a part."""
 
     name: str
@@ -141,8 +139,7 @@ class TextKind(StrEnum):
     """Any other error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendRequest:
+class SendRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a message, with everything that an adapter needs to retry without showing the part twice."""
 
     chat: ChatKey
@@ -165,8 +162,7 @@ class SendRequest:
     text_kind: TextKind = TextKind.ANSWER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """Unfinished answer of a running turn."""
 
     chat: ChatKey
@@ -205,8 +201,7 @@ STATE_WORDS: Final = {
 """Words for people."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterHealth:
+class AdapterHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Health of an adapter. An adapter that is connected but makes no progress is not healthy."""
 
     state: AdapterState
@@ -222,8 +217,7 @@ class AdapterHealth:
         return self.state in (AdapterState.RUNNING, AdapterState.STANDBY)
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedEvent:
+class ReceivedEvent(msgspec.Struct, frozen=True):
     """Event for the intake, with the cursor position after it. If the event is None, only the cursor moves."""
 
     event: InboundEvent | None

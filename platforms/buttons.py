@@ -1,7 +1,8 @@
 """Storage for button commands. A button can carry only a few dozen bytes, so the database stores longer commands."""
 
 import hashlib
-from dataclasses import dataclass
+
+import msgspec
 
 from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
@@ -11,8 +12,7 @@ _IN_PLACE = "c:"
 _TURNS_PAGE = "p"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ButtonCommandStore:
+class ButtonCommandStore(msgspec.Struct, frozen=True, kw_only=True):
     """Store of button commands. A button whose command is too long contains a hash of the command instead."""
 
     store: Store

@@ -1,8 +1,9 @@
 """Interface between the web pages and the gateway, which provides their data and carries out their actions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
+
+import msgspec
 
 from hermes_state.values import LOCAL_OWNER, ChatKey, ChatKind, MessageRole, UserRef
 
@@ -24,8 +25,7 @@ def platform_name(account: str) -> str:
     return f"{shown} ({name})" if name else shown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsolePage:
+class ConsolePage(msgspec.Struct, frozen=True, kw_only=True):
     """Page of the console. Its template is `console/<name>.html`."""
 
     name: str
@@ -36,8 +36,7 @@ class ConsolePage:
     """Seconds after which an open page loads its content again, or None if it never does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebPerson:
+class WebPerson(msgspec.Struct, frozen=True, kw_only=True):
     """Person who is signed in to the web pages."""
 
     ref: UserRef
@@ -65,8 +64,7 @@ class WebPerson:
         return [page for page in pages if page.is_in_menu and self.may_see(page)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentCommand:
+class SentCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Command that the person sends to a chat, as if they had pressed a button there. The chat gets the reply."""
 
     chat: ChatKey

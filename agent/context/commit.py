@@ -7,12 +7,12 @@ the earlier view again, followed by all messages since then.
 import re
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import assert_never
 
 import msgspec
 import orjson
 import structlog
+from msgspec.structs import replace
 
 from agent.context.cuts import SkipReason
 from agent.context.job import (
@@ -225,8 +225,7 @@ def note_pressure(db: Connection, pressure: PressureEvent) -> None:
     sessions.set_context_state(db, pressure.session_id, stored_form(state.told_of(pressure.level)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UndoPreview:
+class UndoPreview(msgspec.Struct, frozen=True, kw_only=True):
     """A compression that can be undone."""
 
     plan: UndoPlan

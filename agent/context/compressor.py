@@ -6,13 +6,15 @@ no usable summary, a record is made without a model.
 """
 
 import asyncio
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 from typing import Protocol
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.context.carried.sections import Carried, carried, parted
 from agent.context.cuts import MIN_TAIL_ROWS, REMADE, Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
@@ -93,8 +95,7 @@ class Engine(Protocol):
         """Release all resources. This does not end the conversations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     cut: Cut
     wanted: SummaryJob
     carried: Carried
@@ -105,8 +106,7 @@ class _Plan:
     """Number of tokens in the rows that leave the view."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SummaryResult:
+class _SummaryResult(msgspec.Struct, frozen=True, kw_only=True):
     """A summary, written by a model (`client`) or assembled by code for the reason in `failure`."""
 
     text: str
@@ -116,8 +116,7 @@ class _SummaryResult:
     """Route that failed before another route wrote the summary."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compressor:
+class Compressor(msgspec.Struct, frozen=True, kw_only=True):
     """The built-in context engine. Implements `Engine`."""
 
     redact: Redact
@@ -198,9 +197,9 @@ class Compressor:
     def _plan(self, job: CompressionJob) -> _Plan | SkipReason:
         rows = job.view.transcript
         sizes = job.estimator.each(rows, job.request.style)
-        short = replace(job.settings, protect_last_n=MIN_TAIL_ROWS)
+        short = dataclasses.replace(job.settings, protect_last_n=MIN_TAIL_ROWS)
         if job.limits.is_small:
-            short = replace(short, keeps_head_once=True)
+            short = dataclasses.replace(short, keeps_head_once=True)
         rules = short if job.limits.is_small else job.settings
         cut = find_cut(rows, sizes, job.limits, rules, keep_turns=job.keep_turns)
         leaves_all = job.must_shrink and cut is SkipReason.NOTHING_BETWEEN

@@ -7,11 +7,12 @@ prompt, and `/compress`. If several layers compress at the same time, only the f
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.context.commit import UndoPreview, commit_compression, keep_debt, log_outcome
 from agent.context.compressor import Engine

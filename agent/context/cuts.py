@@ -6,9 +6,10 @@ of the handoff.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias, TypeVar
+
+import msgspec
 
 from agent.context.limits import CompressorSettings, Limits
 from agent.handoff import Handoff, parse_handoff, unframed
@@ -44,8 +45,7 @@ class SkipReason(StrEnum):
     """The conversation was compressed, reset or edited in the meantime."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """Rows `[0, head_end)` and `[tail_start, …)` stay in place. The rows with the indexes `kept` follow the handoff."""
 
     head_end: int

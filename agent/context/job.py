@@ -5,8 +5,9 @@ prepares it (`PreparedCompression`, `NotNeeded`, `Aborted`). A transaction commi
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, assert_never
+
+import msgspec
 
 from agent.context.cuts import SkipReason
 from agent.context.estimate import Estimator
@@ -33,8 +34,7 @@ from hermes_state.values import (
 SummaryKind: TypeAlias = Literal["model", "deterministic"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionRequest:
+class CompressionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A compression requested by an engine. The controller decides whether to run it."""
 
     reason: str
@@ -42,8 +42,7 @@ class CompressionRequest:
     focus: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotNeeded:
+class NotNeeded(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was changed, because a compression was impossible or not needed."""
 
     why: SkipReason
@@ -52,8 +51,7 @@ class NotNeeded:
     messages: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aborted:
+class Aborted(msgspec.Struct, frozen=True, kw_only=True):
     """No summary could be made. Nothing was changed, because the next request still fits into the window."""
 
     kind: str
@@ -62,8 +60,7 @@ class Aborted:
     """The reason for the failure, as one sentence to show to users."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionJob:
+class CompressionJob(msgspec.Struct, frozen=True, kw_only=True):
     """One requested compression."""
 
     conversation: ConversationRef
@@ -92,7 +89,7 @@ class CompressionJob:
     """Models to ask for a summary, in order."""
     flush_route: SummaryRoute | None = None
     """Model that takes notes before the compression. None: no notes are taken."""
-    settings: CompressorSettings = field(default_factory=CompressorSettings)
+    settings: CompressorSettings = msgspec.field(default_factory=CompressorSettings)
 
     @property
     def messages_before(self) -> int:
@@ -108,8 +105,7 @@ class CompressionJob:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedCompression:
+class PreparedCompression(msgspec.Struct, frozen=True, kw_only=True):
     """A compression that is ready to commit."""
 
     context: Sequence[ContextItem]
@@ -138,8 +134,7 @@ class PreparedCompression:
 Preparation: TypeAlias = PreparedCompression | NotNeeded | Aborted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionPreview:
+class CompressionPreview(msgspec.Struct, frozen=True, kw_only=True):
     head: int
     middle: int
     tail: int
@@ -149,8 +144,7 @@ class CompressionPreview:
     tokens_after: EstimatedTokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionResult:
+class CompressionResult(msgspec.Struct, frozen=True, kw_only=True):
     job: CompressionJob
     result: Preparation
     state: ContextState
@@ -158,8 +152,7 @@ class CompressionResult:
     took_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed:
+class Compressed(msgspec.Struct, frozen=True, kw_only=True):
     """A committed compression. A child session continues the conversation."""
 
     job: CompressionJob
@@ -176,24 +169,21 @@ class Compressed:
 CompressionOutcome: TypeAlias = Compressed | NotNeeded | Aborted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockedEvent:
+class BlockedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Compression no longer helps this conversation, so automatic compression is paused."""
 
     tokens: int
     threshold: Tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageLimitEvent:
+class MessageLimitEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Hygiene compressed a conversation because it had too many messages, not because they were too long."""
 
     messages: int
     limit: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PressureEvent:
+class PressureEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt is close to the threshold."""
 
     tokens: ReportedTokens
@@ -213,19 +203,16 @@ Listener: TypeAlias = Callable[[Connection, ConversationRef, ContextEvent, Milli
 """Called inside the event's transaction, so its changes are committed with the event. It must only execute SQL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyEvent:
+class ReplyEvent(msgspec.Struct, frozen=True, kw_only=True):
     session: Session
     usage: CanonicalUsage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContinuedEvent:
+class ContinuedEvent(msgspec.Struct, frozen=True, kw_only=True):
     child: Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedEvent:
+class EndedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The conversation of this view has ended."""
 
     view: View
@@ -247,8 +234,7 @@ _WHY = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionReport:
+class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to `/compress`. `note` is None if there is nothing to add."""
 
     noop: bool

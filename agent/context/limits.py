@@ -10,6 +10,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Annotated, Literal
 
+import msgspec
+
 from hermes_state.setting_types import AnyCase
 from hermes_state.settings import Setting
 from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
@@ -75,8 +77,7 @@ class ContextSettings(LimitSettings, CompressorSettings):
     """Seconds that a turn waits for an automatic compression before people are told why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a context window, in tokens."""
 
     context_length: Tokens

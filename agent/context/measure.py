@@ -1,9 +1,9 @@
 """Measures prompts and compares their size with the limits of the model's window."""
 
 import asyncio
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.context.estimate import Estimator
 from agent.context.limits import Limits
@@ -27,8 +27,7 @@ from hermes_state.values import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredPrompt:
+class MeasuredPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A view, the model request made from it, the size of the request, and the limits at that time."""
 
     conversation: ConversationRef
@@ -77,8 +76,7 @@ class MeasuredPrompt:
         return replace(self, limits=self.model.limits_for(lineage_id), model_limits=self.model.limits)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextStatus:
+class ContextStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Size of a conversation's prompt, and its limits."""
 
     prompt: EstimatedTokens
@@ -95,8 +93,7 @@ class ContextStatus:
         return self.fixed * 2 >= self.threshold
 
 
-@dataclass(frozen=True, slots=True)
-class _RowsSize:
+class _RowsSize(msgspec.Struct, frozen=True):
     session_id: SessionId
     version: int
     next_view_seq: int

@@ -7,9 +7,11 @@ prompt was refused, and is never saved.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.context.estimate import Estimator
 from agent.context.limits import MIN_INPUT_WINDOW, ContextSettings, Limits, limits_of
@@ -59,8 +61,7 @@ class ModelInfo:
     provider: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryRoute:
+class SummaryRoute(msgspec.Struct, frozen=True, kw_only=True):
     client: ModelClient
     context_length: Tokens | None = None
     """Context length of the summary model, or None to use the conversation's."""

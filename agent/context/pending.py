@@ -7,10 +7,11 @@ conversation.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 
 from agent.context.commit import settle_notes
 from agent.context.job import BeforeSplit, CompressionJob, CompressionResult

@@ -8,11 +8,12 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import Any, Final
+
+import msgspec
 
 from agent.context.carried.audit import is_hollow, without_invented
 from agent.context.excerpt import CLOSING_THOUGHT, SECRET_MARK, bounded_record, clean, excerpt, moment, without_thoughts
@@ -77,8 +78,7 @@ class SummaryError(ModelError):
         self.outcome = outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryJob:
+class SummaryJob(msgspec.Struct, frozen=True, kw_only=True):
     rows: Transcript
     """The rows to summarise, pruned and without earlier handoffs."""
     whole: Transcript = ()

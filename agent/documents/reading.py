@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import IO, Final
@@ -96,11 +95,10 @@ def starts_document(start: bytes, name: str) -> bool:
     return b"%PDF-" in start[:1_024] or (start.startswith(b"PK") and name.lower().endswith(_OFFICE))
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentReader:
+class DocumentReader(msgspec.Struct, frozen=True):
     """Reads documents. At most two workers run at a time."""
 
-    slots: FairSemaphore = field(default_factory=lambda: FairSemaphore(2))
+    slots: FairSemaphore = msgspec.field(default_factory=lambda: FairSemaphore(2))
 
     async def read(
         self, file: IO[bytes], name: str, chat_id: ChatId, *, first: int = 1, last: int = MAX_PAGE, max_images: int = 0

@@ -11,13 +11,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
 import structlog
+from msgspec.structs import replace
 
 from agent.context.compressor import Engine, ask_route, outcome_of
 from agent.context.cuts import SkipReason, has_open_calls

@@ -6,11 +6,11 @@ during one call. Their ids are positions in the list. Nobody can look these ids 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.context.cuts import Cut, SkipReason, find_cut, middle_of
 from agent.context.deterministic import deterministic_summary

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from math import isfinite
 from threading import Thread
 from typing import Any, Self
 
+import msgspec
 import structlog
 
 from agent.context.job import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
@@ -35,8 +35,7 @@ NAMED_KEYWORDS = frozenset({"call_model", "conversation", "message_ids", "storag
 """Keywords passed only to methods that declare them. Older plugins may forward `**kwargs` to code that rejects them."""
 
 
-@dataclass(slots=True, kw_only=True)
-class EngineHandle:
+class EngineHandle(msgspec.Struct, kw_only=True):
     """One conversation's engine, with the session and model that it received last."""
 
     name: str
@@ -59,10 +58,10 @@ class EngineHandle:
     """Prompt size at which the engine compresses, in tokens, from its last status."""
     given_up: "asyncio.Future[Any] | None" = None
     """The newest abandoned call. It may still be running, because a thread cannot be stopped."""
-    events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=32))
+    events: deque[EngineEvent] = msgspec.field(default_factory=lambda: deque(maxlen=32))
     """Events that wait for a busy engine. If there are too many, the oldest are dropped."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    telling: set[asyncio.Task[None]] = field(default_factory=set)
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    telling: set[asyncio.Task[None]] = msgspec.field(default_factory=set)
     """Tasks that deliver the waiting events after an abandoned call has ended."""
 
     @property

@@ -1,7 +1,6 @@
 """Reads message lists in the chat completions format, from callers of the built-in engine and from plugins."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -127,14 +126,13 @@ def _checked_calls(index: int, message: Mapping[str, Any]) -> set[str]:
     return ids
 
 
-@dataclass(frozen=True, slots=True)
-class ListTranscript:
+class ListTranscript(msgspec.Struct, frozen=True):
     """A message list as rows, each with its original message."""
 
-    instructions: list[ListMessage] = field(default_factory=list)
+    instructions: list[ListMessage] = msgspec.field(default_factory=list)
     """Messages at the beginning that are never compressed."""
-    rows: list[Message] = field(default_factory=list)
-    originals: dict[MessageId, ListMessage] = field(default_factory=dict)
+    rows: list[Message] = msgspec.field(default_factory=list)
+    originals: dict[MessageId, ListMessage] = msgspec.field(default_factory=dict)
 
     @property
     def transcript(self) -> Transcript:

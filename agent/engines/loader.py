@@ -11,12 +11,13 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from agent.engines.contract import ContextEngine
 from agent.model.base import ToolSchema
@@ -32,8 +33,7 @@ class PluginError(Exception):
     """A plugin cannot be used. The error message gives the reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSource:
+class PluginSource(msgspec.Struct, frozen=True, kw_only=True):
     """A plugin that was found but not loaded yet."""
 
     name: str
@@ -43,8 +43,7 @@ class PluginSource:
     """Runs the plugin's code and returns its engine or module. Can raise any exception."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedEngine:
+class LoadedEngine(msgspec.Struct, frozen=True, kw_only=True):
     """Engine of a plugin, after a test instance was created."""
 
     name: str
@@ -55,8 +54,7 @@ class LoadedEngine:
     schemas: tuple[ToolSchema, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginReport:
+class PluginReport(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `plugins list`."""
 
     name: str

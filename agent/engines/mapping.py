@@ -7,9 +7,11 @@ handoff. The newest request from a person is restored if the engine dropped it.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from agent.context.cuts import REMADE, handoff_for, handoff_in, joined, open_request
 from agent.engines.contract import ListMessage
@@ -33,8 +35,7 @@ UNSAID: Final = "The engine that shortened this conversation left these messages
 """Text of the handoff if an engine dropped rows without a summary."""
 
 
-@dataclass(frozen=True, slots=True)
-class SentMessages:
+class SentMessages(msgspec.Struct, frozen=True):
     """A list that was sent to an engine. The engine may change `messages`, but never sees `keys` and `contents`."""
 
     transcript: Transcript
@@ -49,8 +50,7 @@ class SentMessages:
         return [[recall_id(row.id) for row in rows if row.origin not in REMADE] for rows in self.sources]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MappedMessages:
+class MappedMessages(msgspec.Struct, frozen=True, kw_only=True):
     context: tuple[ContextItem, ...]
     removed: Transcript
     """Rows that left the view or were shortened."""
@@ -139,16 +139,15 @@ def _pairs(messages: Sequence[ListMessage]) -> list[object]:
     return [(message["role"], ids) if (ids := ids_of(message)) else None for message in messages]
 
 
-@dataclass(slots=True)
-class _ListReader:
+class _ListReader(msgspec.Struct):
     sent: SentMessages
-    kept: list[ContextItem] = field(default_factory=list)
+    kept: list[ContextItem] = msgspec.field(default_factory=list)
     """Rows that stay, and shortened results that replace their rows."""
-    kept_ids: set[MessageId] = field(default_factory=set)
-    shortened: list[Message] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
+    kept_ids: set[MessageId] = msgspec.field(default_factory=set)
+    shortened: list[Message] = msgspec.field(default_factory=list)
+    words: list[str] = msgspec.field(default_factory=list)
     """Text that the engine wrote, and the text of earlier handoffs."""
-    handoffs: list[Message] = field(default_factory=list)
+    handoffs: list[Message] = msgspec.field(default_factory=list)
     handoff_index: int | None = None
     """Index in `kept` at which to insert the handoff."""
     has_own_words: bool = False

@@ -7,11 +7,11 @@ unless a person uploads it again.
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
 from agent.model.base import ModelRequest
@@ -34,8 +34,7 @@ Providers refuse request bodies of 32 MB.
 _REFUSED: Final = "The model's provider refused an image that was sent here."
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedImage:
+class PlacedImage(msgspec.Struct, frozen=True):
     """An image in a message row. If it was shown again, several rows contain the same image."""
 
     row: Message
@@ -116,12 +115,11 @@ class ModelImages:
             log.warning("images.limits_not_saved", error=str(error))
 
 
-@dataclass(slots=True)
-class RetriedImageCall:
+class RetriedImageCall(msgspec.Struct):
     """Retries a call with fewer or smaller images, and then without images, when a provider refuses them."""
 
     images: ModelImages
-    _refusals: list[tuple[ImageRejected, list[PlacedImage]]] = field(default_factory=list)
+    _refusals: list[tuple[ImageRejected, list[PlacedImage]]] = msgspec.field(default_factory=list)
     """Refusals, each with the images of its request."""
     _limits: ImageLimits | None = None
     """Limits lowered by the refusals so far. None: the limits have not changed."""

@@ -5,11 +5,12 @@ identical byte for byte. An empty copy marks an original that cannot be scaled.
 """
 
 import asyncio
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.workers import run_worker
 from hermes_state.attachments import StoredFile
@@ -24,8 +25,7 @@ SCALE_SECONDS: Final = 30.0
 """Time limit for scaling an image, in seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageLimits:
+class ImageLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Size limits for images that are sent. Every known provider accepts the defaults."""
 
     max_side: int = 2_000

@@ -15,9 +15,10 @@ import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 from agent.settings import MemorySettings
 from hermes_state.disk import flush
@@ -33,8 +34,7 @@ Person: TypeAlias = tuple[UserRef, str]
 """A person with a section in `USER.md`: stable id and name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoteEntry:
+class NoteEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Entry in a notes file: the text of its first line, and the range of its lines."""
 
     text: str
@@ -122,14 +122,13 @@ def with_part(before: str, person: Person | None, part: str, behind: str) -> str
     return before + made + ("\n" if made and behind else "") + behind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryDirectory:
+class MemoryDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the notes, with a folder for each chat."""
 
     path: Path
     people: Path | None = None
     """Directory of `USER.md`, if other agents share the notes about people. None: `path`."""
-    settings: MemorySettings = field(default_factory=MemorySettings)
+    settings: MemorySettings = msgspec.field(default_factory=MemorySettings)
     holds_secret: Callable[[str], bool] = lambda _: False
     """Returns True if its argument contains a secret from the configuration. Such text must not be stored in notes."""
 

@@ -6,10 +6,10 @@ The files are read when a session begins.
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from agent.handoff import escape_markers
@@ -43,8 +43,7 @@ _ABOUT_SKILLS = """\
 Instructions for kinds of tasks, from this gateway's owner. When a task fits a skill, first read it with `skill`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SectionReader:
+class SectionReader(msgspec.Struct, frozen=True, kw_only=True):
     """Reads the sections from files of the state directory. Reading blocks the thread."""
 
     home: Path

@@ -6,10 +6,10 @@ contain colons, it is read as plain text.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import structlog
 import yaml
 
@@ -25,8 +25,7 @@ MAX_DESCRIPTION = 1_024
 _FIELD = re.compile(r"^(name|description)[ \t]*:[ \t]*(\S.*?(?:\n[ \t]+\S.*?)*)[ \t]*$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkillInfo:
+class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A skill that models can read. `fault`: a mistake in its front matter, to show to the operator."""
 
     name: str
@@ -35,12 +34,11 @@ class SkillInfo:
     fault: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
-class SkillCatalog:
+class SkillCatalog(msgspec.Struct, kw_only=True):
     """Skills in a folder, as of the last `load`."""
 
     path: Path
-    skills: Mapping[str, SkillInfo] = field(default_factory=dict)
+    skills: Mapping[str, SkillInfo] = msgspec.field(default_factory=dict)
     faults: tuple[str, ...] = ()
     """One message per faulty skill, with the path of its file."""
 

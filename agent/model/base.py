@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
+import msgspec
 import orjson
+from msgspec.structs import replace
 
 from agent.model.wire import WireStyle
 from hermes_state.errors import ModelError, ModelNotFound, ShapeRejected
@@ -91,8 +93,7 @@ class ToolSchema:
         return f"{self.name} {self.description} {orjson.dumps(self.parameters).decode()}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Payer:
+class Payer(msgspec.Struct, frozen=True, kw_only=True):
     """Chat, conversation and turn that a call is charged to. If all are None, only the daily total includes it."""
 
     chat_id: ChatId | None = None
@@ -131,8 +132,7 @@ class Caps(Protocol):
         """Raise `SpendingCapExceeded` if `payer` has reached a cap."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRequest:
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request for a model call. It holds message rows, which each protocol renders through `wire`."""
 
     system: str
@@ -144,10 +144,10 @@ class ModelRequest:
     """Output limit. None for a summary, which must not be cut off."""
     output_cap: int | None = None
     """Highest output limit that the model and the context allow. Used if the API requires a limit and none is set."""
-    style: WireStyle = field(default_factory=WireStyle)
+    style: WireStyle = msgspec.field(default_factory=WireStyle)
     reasoning_effort: ReasoningEffort | None = None
     """Reasoning effort chosen for the conversation. None: the effort in the model's settings."""
-    payer: Payer = field(default_factory=Payer)
+    payer: Payer = msgspec.field(default_factory=Payer)
     view: tuple[SessionId, int] | None = None
     """Session whose prompt these rows form, and the session's version. None: the rows are not a session's prompt."""
     cache_key: str = ""
@@ -156,8 +156,7 @@ class ModelRequest:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelReply:
+class ModelReply(msgspec.Struct, frozen=True, kw_only=True):
     """Complete reply: text, tool calls, or both. Every call has an id that is unique within the reply."""
 
     text: str
@@ -173,8 +172,7 @@ class ModelReply:
     """Refusals of earlier forms of this request. Each form was sent in a separate call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a model. A limit is None if it has not been stated."""
 
     context_length: Tokens | None = None
@@ -188,8 +186,7 @@ _EFFORT = re.compile(
 """Pattern for the wording that providers use to refuse a reasoning effort."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallForm:
+class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     """Request fields for reasoning effort and temperature. After a refusal, `after` returns the next form to try."""
 
     wanted: tuple[ReasoningEffort | None, bool]

@@ -4,8 +4,9 @@ A call counts once its row is in the ledger, so simultaneous calls can exceed a 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, tzinfo
+
+import msgspec
 
 from agent.model.base import Payer
 from hermes_state.errors import PriceNotFound, SpendingCapExceeded
@@ -16,8 +17,7 @@ from hermes_state.text import dollars
 from hermes_state.values import Clock, MicroUsd, Millis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpendingCapSettings:
+class SpendingCapSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Spending caps, where None means no cap. Days begin at midnight in `zone` (None: this machine's time zone)."""
 
     daily: MicroUsd | None = None
@@ -26,7 +26,7 @@ class SpendingCapSettings:
     zone: tzinfo | None = UTC
     agent: str | None = None
     """Agent whose calls count for `chat_daily` and its daily cap. None: there is only one agent."""
-    agents_daily: Mapping[str, MicroUsd] = field(default_factory=dict)
+    agents_daily: Mapping[str, MicroUsd] = msgspec.field(default_factory=dict)
     """Daily caps by agent: that of `agent`, or those of all agents in a report about the whole gateway."""
 
 

@@ -11,7 +11,6 @@ them does, a default that suits nearly every model is used. The output limit alw
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
@@ -297,8 +296,7 @@ class SizeSource(StrEnum):
     """Estimated size, used because a refusal stated no usable size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSize:
+class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a model and the source of each. Limits learned from refusals are not included."""
 
     context_length: Tokens

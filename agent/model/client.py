@@ -9,10 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Generic, Self, TypeVar
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.model.base import CalledModel, Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.catalog import Price, cost_of
@@ -34,8 +35,7 @@ OPEN_SECONDS = (30.0, 60.0, 300.0)
 """Seconds for which a circuit stays open: initially, after one failed trial, and after each further failed trial."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CircuitState:
+class CircuitState(msgspec.Struct, frozen=True, kw_only=True):
     """State of an open circuit, which temporarily disables its route."""
 
     seconds: float
@@ -94,8 +94,7 @@ class CircuitBreaker:
         log.warning("circuit.opened", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses between the attempts of a call, in seconds. `Remedy.attempts` limits the attempts per kind of error."""
 
     max_attempts: int = 6
@@ -113,8 +112,7 @@ class RetryPolicy:
         return max(backoff, retry_after or 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletedCall:
+class CompletedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Successful model call: the reply, and the row for the ledger."""
 
     reply: ModelReply
@@ -332,8 +330,7 @@ class ModelClient(BaseClient[ChatModel]):
             await self.ledger.learn_output_cap(self.route, self.name, cap)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Attempt:
+class _Attempt(msgspec.Struct, kw_only=True):
     payer: Payer
     purpose: str
     on_text: Callable[[str], None] | None

@@ -16,15 +16,16 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from sys import getsizeof
 from typing import Any, Final, TypeAlias
 
 import aiohttp
 import httpx2
+import msgspec
 import orjson
 import structlog
+from msgspec.structs import replace
 
 from agent.model.base import CallForm, Endpoint, ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.connections import new_http_client
@@ -46,8 +47,7 @@ MAX_OTHER_FORMS: Final = 16
 """Maximum number of other forms of a request to try after a refusal. No server should refuse so many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sdk:
+class Sdk(msgspec.Struct, frozen=True, kw_only=True):
     """Client and error classes of a provider's SDK."""
 
     client: Callable[..., Any]  # builds the headers; the SDKs' clients have no common base class
@@ -268,8 +268,7 @@ Returns None if the elements would depend on other rows.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptPrompt:
+class KeptPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Encoded prefix of a prompt's message list."""
 
     rows: int = 0

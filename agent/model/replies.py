@@ -13,12 +13,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
 from io import StringIO
 from itertools import islice
 from typing import Any, Final
 
 import httpx2
+import msgspec
 import orjson
 
 from agent.model.base import FinishReason, ModelReply, ModelRequest
@@ -212,13 +212,12 @@ MAX_ITEMS: Final = 5_000
 """Maximum number of other parts in a reply, such as reasoning blocks."""
 
 
-@dataclass(slots=True)
-class _PartialCall:
+class _PartialCall(msgspec.Struct):
     index: int
     """The call's index in our reply. The server's index can be different."""
     id: str
     name: str = ""
-    arguments: StringIO = field(default_factory=StringIO)  # a list of single characters would be eighty times as large
+    arguments: StringIO = msgspec.field(default_factory=StringIO)  # a list of characters is eighty times as large
     length: int = 0
     """Number of characters in the arguments."""
     last: str = ""

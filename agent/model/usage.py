@@ -9,9 +9,10 @@ estimates are.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from agent.handoff import framed
 from agent.model.base import ModelReply, ModelRequest, ToolSchema
@@ -289,8 +290,7 @@ def _count(holder: object, name: str) -> int | None:
 # ---- sizes of prompts
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(msgspec.Struct, frozen=True):
     """Size of all or part of a prompt: number of images, and estimated text tokens, not adjusted to the model."""
 
     text: int

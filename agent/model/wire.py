@@ -12,13 +12,13 @@ Otherwise, the handoff becomes a user message or part of one.
 import re
 from base64 import b32encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import groupby, islice
 from typing import Any, TypeAlias
 
+import msgspec
 import orjson
 
 from agent.handoff import framed
@@ -55,8 +55,7 @@ GO_ON = f"{NOTICE} There is no new message. Continue from here."
 """User message appended if the list ends with an answer. Not every server continues an answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireStyle:
+class WireStyle(msgspec.Struct, frozen=True, kw_only=True):
     """Options for the wire form. Keep them constant during a session, because a change alters the prompt's bytes."""
 
     is_shared: bool = False
@@ -64,9 +63,9 @@ class WireStyle:
     zone: tzinfo = UTC
     max_result_characters: int = 100_000
     """Maximum length of a tool result in a prompt. A longer result is cut, with a hint on how to read on."""
-    image_urls: Mapping[int, str] = field(default_factory=dict)
+    image_urls: Mapping[int, str] = msgspec.field(default_factory=dict)
     """Data URLs by attachment id. Images without a URL are only mentioned."""
-    image_notes: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    image_notes: Mapping[tuple[int, int], str] = msgspec.field(default_factory=dict)
     """Lines that replace images, by message id and attachment id."""
     shape: int = 0
     """Shape of the list that the server accepts: `STRICT`, `TEXT`, or 0 for the usual shape."""
@@ -91,12 +90,11 @@ def chat_messages(
     return _shaped(messages, style.shape) if style.shape else messages
 
 
-@dataclass(frozen=True, slots=True)
-class TracedMessages:
+class TracedMessages(msgspec.Struct, frozen=True):
     """Message list with the source rows of each message. The system prompt and placeholder results have no rows."""
 
-    messages: list[WireMessage] = field(default_factory=list)
-    sources: list[tuple[Message, ...]] = field(default_factory=list)
+    messages: list[WireMessage] = msgspec.field(default_factory=list)
+    sources: list[tuple[Message, ...]] = msgspec.field(default_factory=list)
 
     @property
     def last_role(self) -> str | None:

@@ -6,7 +6,6 @@ People can only answer with commands and buttons. Text in a tool result never co
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -23,8 +22,7 @@ NO_ADMIN = (
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class CallPlan:
+class CallPlan(msgspec.Struct, kw_only=True):
     """Tool calls of a model answer, sorted into ready calls, refused calls and calls that need approval."""
 
     access: ToolAccess
@@ -32,9 +30,9 @@ class CallPlan:
     grants: Collection[tuple[str, str, str]] = ()
     """Saved approvals: tool name, call shape (see `Tool.shape`) and the person who approved such calls."""
     admin_chats: Sequence[ChatId] = ()
-    ready: list[ReadyCall] = field(default_factory=list)
-    refused: list[tuple[ToolCall, ToolReply]] = field(default_factory=list)
-    asking: list[tuple[ReadyCall, AnswererRole]] = field(default_factory=list)
+    ready: list[ReadyCall] = msgspec.field(default_factory=list)
+    refused: list[tuple[ToolCall, ToolReply]] = msgspec.field(default_factory=list)
+    asking: list[tuple[ReadyCall, AnswererRole]] = msgspec.field(default_factory=list)
 
     def add(self, one: ReadyCall, answer: Approval | None) -> None:
         """Add a call to `ready`, `refused` or `asking`. `answer`: a person's decision about this call, or None."""

@@ -6,7 +6,6 @@ the compression threshold.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Protocol
 
@@ -75,8 +74,7 @@ class OpenAccess:
         return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyCall:
+class ReadyCall(msgspec.Struct, frozen=True, kw_only=True):
     """Valid tool call, with its tool and its parsed arguments."""
 
     call: ToolCall

@@ -1,10 +1,10 @@
 """Tools that search and open all messages of a conversation, even messages that the model no longer sees."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from agent.tools.registry import Arguments, StepWords, Tool, ToolContext, ToolReply, tool
@@ -89,8 +89,7 @@ async def _search(asked: _SearchArguments, context: ToolContext) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True):
     hits: list[FoundMessage]
     words: tuple[str, ...]
     earlier: list[FoundMessage]

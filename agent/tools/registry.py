@@ -44,8 +44,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Base class for the arguments of a tool. A field's `Meta` describes it for models and limits its values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptStatus:
+class PromptStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the last prompt in tokens, and a function that requests a compression."""
 
     tokens: int
@@ -57,8 +56,7 @@ class PromptStatus:
     """Requests a compression before the next model call. The argument is the topic to focus on, or None."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolContext:
+class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     chat_id: ChatId
     lineage_id: LineageId
     turn_id: TurnId
@@ -110,8 +108,7 @@ class ToolContext:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWords:
+class StepWords(msgspec.Struct, frozen=True, kw_only=True):
     """Words that tell people about a tool's calls, such as “Reading” and “read files”.
 
     `about` returns the subject of one call, such as a file's name. The model wrote it, so nobody can trust it.
@@ -122,8 +119,7 @@ class StepWords:
     about: Callable[[Any], str] = lambda arguments: ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Tool call of a turn or of its sub-agent, in words for people. `about` is not trusted and can be long."""
 
     key: tuple[MessageId, str]
@@ -211,15 +207,14 @@ class Tool:
         reply = ToolReply(text=output) if isinstance(output, str) else output
         if len(reply.text) > (limit := self.max_result_characters):
             note = f"[cut here: the result had {len(reply.text):,} characters]"
-            reply = replace(reply, text=f"{reply.text[:limit]}\n{note}")
+            reply = msgspec.structs.replace(reply, text=f"{reply.text[:limit]}\n{note}")
         return reply
 
 
 GENERAL_STEP = StepWords(doing="Using the tool", did="used other tools")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolReply:
+class ToolReply(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to a tool call: `DONE` or `FAILED`, with text and images for the model."""
 
     text: str

@@ -6,10 +6,10 @@ learns most from the turns near the end.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.context.excerpt import Redact
 from agent.model.usage import MESSAGE_TOKENS, estimated_text_tokens
@@ -25,8 +25,7 @@ HEAD_SHARE: Final = 4
 """Divisor of the target size. Turns between the roles' first turns are kept if they fit into this part of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectorySettings:
+class TrajectorySettings(msgspec.Struct, frozen=True, kw_only=True):
     target_max_tokens: int = 15_250
     """Target size in tokens. Trajectories that are not larger stay unchanged."""
     summary_target_tokens: int = 750
@@ -90,16 +89,14 @@ def _ratio(before: int, after: int) -> float:
     return round(after / before, 4) if before else 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedLine:
+class CompressedLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line without its newline, and the metrics of its trajectory."""
 
     line: bytes
     metrics: TrajectoryMetrics
 
 
-@dataclass(frozen=True, slots=True)
-class TrajectoryCompressor:
+class TrajectoryCompressor(msgspec.Struct, frozen=True):
     """Replaces the middle of long trajectories with summaries."""
 
     settings: TrajectorySettings = TrajectorySettings()

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
@@ -41,8 +40,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     written_bytes: Mapping[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(_SUFFIXES, 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLine:
+class SourceLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the source file, and its position."""
 
     number: int
@@ -148,8 +146,7 @@ class TrajectoryWriter:
                 self._paths["rejected"].unlink(missing_ok=True)
 
 
-@dataclass(slots=True, kw_only=True)
-class TrajectoryRunner:
+class TrajectoryRunner(msgspec.Struct, kw_only=True):
     """Compresses a file of trajectories into another file."""
 
     compressor: TrajectoryCompressor

@@ -4,12 +4,12 @@ Role names that other programs use are accepted if they are unambiguous.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Self
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from agent.model.usage import MESSAGE_TOKENS, estimated_text_tokens
 from hermes_state.errors import HermesError
@@ -40,8 +40,7 @@ _read_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
     role: TurnRole
     text: str
     tokens: int
@@ -56,8 +55,7 @@ class Turn:
         return replace(self, text=text, tokens=_tokens(text), raw=Raw(_encode(fields)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation: its turns and the other keys of its line."""
 
     turns: tuple[Turn, ...]

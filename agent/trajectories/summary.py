@@ -1,8 +1,9 @@
 """Summaries of turns that are removed from a trajectory, written by a model or made from excerpts."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+import msgspec
 
 from agent.context.excerpt import Redact, clean
 from agent.context.limits import summary_input_tokens
@@ -84,8 +85,7 @@ class RunLedger:
         """Store nothing, because the client remembers the cap."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSummary:
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Writes summaries with a model. An error that would occur for every trajectory ends the run."""
 
     client: ModelClient

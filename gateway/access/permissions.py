@@ -5,9 +5,9 @@ People are identified by stable ids. A revocation applies from the next event on
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
 import structlog
 
 from agent.tools.offers import Policy
@@ -192,8 +192,7 @@ class AccessControl:
         return find_admin_chats(self._live.config, db, self._failed_accounts())
 
 
-@dataclass(frozen=True, slots=True)
-class AgentAccess:
+class AgentAccess(msgspec.Struct, frozen=True):
     """Access rules for the tools of one agent. Implements `agent.tools.offers.ToolAccess`."""
 
     access: AccessControl

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
 
 import msgspec
 import typer
+from msgspec.structs import asdict
 
 from gateway.cli.answers import configured_database
 from gateway.cli.output import Json, show, table

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 import yaml
+from msgspec.structs import replace
 
 from agent.model.protocols import missing_extra
 from gateway.cli.output import Json, echo, print_json, show, table

@@ -4,9 +4,11 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeAlias
 
+import msgspec
 import orjson
 import typer
 
@@ -40,8 +42,9 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON. Supports dataclasses."""
-    echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode())
+    """Print a value as JSON. Supports structs and dataclasses."""
+    default = partial(msgspec.to_builtins, enc_hook=str)
+    echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=default).decode())
 
 
 @contextmanager

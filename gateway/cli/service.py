@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
+import msgspec
 import typer
 
 from gateway.cli.output import echo
@@ -42,8 +42,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace a unit that differ
 Root = Annotated[Path | None, typer.Option(help="Change an image in this folder instead of this machine.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
+class _Target(msgspec.Struct, frozen=True, kw_only=True):
     """Service of a machine, an image or a user, and a way to change it."""
 
     is_user: bool

@@ -4,11 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
+import msgspec
 import typer
 
 from gateway import installed_version
@@ -21,8 +21,7 @@ from hermes_state.text import counted
 _UPGRADE = "To upgrade, see “Upgrade” in docs/guides/deploying.md."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateReport:
+class UpdateReport(msgspec.Struct, frozen=True, kw_only=True):
     installed: str
     newest: str
     is_newer: bool

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import structlog
 
 from gateway.cluster.lanes import LockedChats, load_of
@@ -29,8 +30,7 @@ DUTY_BACKOFF = Backoff(max_seconds=60.0)
 OnHintOf = Callable[[int], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Duty:
+class Duty(msgspec.Struct, frozen=True, kw_only=True):
     """Work that only one node does at a time."""
 
     name: str

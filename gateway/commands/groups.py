@@ -1,8 +1,9 @@
 """Commands that change how the bot behaves in a chat: `/groupcontext`, `/reactions` and `/voice`."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.switches import REACTIONS, VOICE, Choice, Switch

@@ -6,8 +6,9 @@ In a shared chat, they show only the conversations of that chat.
 import asyncio
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import tzinfo
+
+import msgspec
 
 from agent.context.excerpt import Redact
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, page_buttons, say
@@ -173,8 +174,7 @@ def _parse_search(argument: str, zone: tzinfo | None, limit: int) -> SearchReque
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedSession:
+class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
     session: LineageSession
     rows: Transcript
     message_id: MessageId | None

@@ -3,12 +3,14 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from datetime import tzinfo
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
+
+import msgspec
 
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.permissions import AccessControl
@@ -55,8 +57,7 @@ class CommandKind(StrEnum):
     """Adds its text to the current or next turn. Without text, it runs like a `read` command."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandReply:
+class CommandReply(msgspec.Struct, frozen=True, kw_only=True):
     markdown: str
     buttons: tuple[Button, ...] = ()
     other_chat: ChatId | None = None
@@ -76,8 +77,7 @@ locks the command's chat. Any other lock must be declared. See `store.locks`.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandResult:
+class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """Effect of a command, determined after all reads and network calls."""
 
     apply: Apply
@@ -109,8 +109,7 @@ class TaskRegistry:
             self._running[command_id].cancel()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandContext:
+class CommandContext(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     runtime: Runtime
     access: AccessControl
@@ -127,11 +126,10 @@ class CommandContext:
     max_file_bytes: Callable[[ChatKey], int]
     peer_line: Callable[[], str | None] = lambda: None
     """Returns the `/status` line about this cluster node, or None for a single daemon."""
-    tasks: TaskRegistry = field(default_factory=TaskRegistry)
+    tasks: TaskRegistry = msgspec.field(default_factory=TaskRegistry)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandRequest:
+class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     context: CommandContext
     row: InboxRow
     chat: Chat

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
 
 from gateway.commands.registry import (

@@ -1,7 +1,8 @@
 """Commands about state and spending: /status and /usage, and /insights for admins."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from agent.engines.loader import BUILT_IN
 from agent.model.protocols.caching import marks_prompts

@@ -6,10 +6,11 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import tzinfo
 from functools import partial
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from agent.tools.approvals import inline
 from agent.tools.mcp.settings import ServerState, ServerStatus

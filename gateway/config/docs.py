@@ -3,9 +3,9 @@
 import ast
 import inspect
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -13,8 +13,7 @@ from gateway.config.blocks import field_choices, field_notes, field_range, is_se
 from gateway.config.fields import FIELDS, ROOT_AND_BLOCKS, dotted, needs_restart, variable_name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingRow:
+class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
     """Description of one key. `allowed` is a range with a unit or a list of keywords. `default` is in YAML syntax."""
 
     key: str

@@ -7,11 +7,11 @@ The functions return plain nested values with line numbers; `loader.py` interpre
 import io
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import yaml
 from dotenv.parser import parse_stream
 
@@ -28,13 +28,12 @@ MAX_VALUES = 50_000
 """Maximum number of keys and values in a configuration, because a few nested YAML aliases could expand to billions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class YamlFile:
+class YamlFile(msgspec.Struct, frozen=True, kw_only=True):
     """Parsed YAML file. `lines` contains the line number of every key and list item, counted from 1."""
 
     path: Path
-    values: Mapping[str, Any] = field(default_factory=dict)
-    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    values: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    lines: Mapping[KeyPath, int] = msgspec.field(default_factory=dict)
 
     def position(self, key: KeyPath) -> str:
         """Return a key's position, such as `/home/…/config.yaml line 7`; for YAML aliases and merges, only the path.
@@ -166,8 +165,7 @@ class _Entry:
         return state.home.joinpath(*self._names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateDirectory:
+class StateDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """Paths in the state directory. Commands that only send requests to the daemon need no other configuration."""
 
     home: Path

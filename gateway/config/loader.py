@@ -18,11 +18,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
+from msgspec.structs import replace
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -81,8 +81,7 @@ _Sources: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
 """Sources of variables, highest priority first. Each source is a label for messages and a mapping of values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedConfig(StateDirectory):
+class LoadedConfig(StateDirectory, frozen=True, kw_only=True):
     """Checked configuration, with the source of each value."""
 
     config: Config
@@ -90,11 +89,11 @@ class LoadedConfig(StateDirectory):
     """Messages for the operator about problems that do not prevent a start."""
     sources: Mapping[str, str]
     """Source of each key's value, by key such as `local.port`: a variable, a credential, a file or `default`."""
-    carried: Chosen = dataclass_field(default_factory=dict)
+    carried: Chosen = msgspec.field(default_factory=dict)
     """Effective values of keys of earlier versions, under the new keys."""
     old_secrets: tuple[str, ...] = ()
     """Secrets that are set under keys of earlier versions. The gateway does not use them, but must redact them."""
-    named_agents: Mapping[str, AgentConfig] = dataclass_field(default_factory=dict)
+    named_agents: Mapping[str, AgentConfig] = msgspec.field(default_factory=dict)
 
     def secrets(self) -> tuple[str, ...]:
         """Return every secret value, so that it can be redacted exactly."""
@@ -119,8 +118,7 @@ class LoadedConfig(StateDirectory):
         return [*map(self.agent, self.agent_names)]
 
 
-@dataclass(slots=True)
-class LiveConfig:
+class LiveConfig(msgspec.Struct):
     """Holds the effective configuration. Read it again for every use, because a reload replaces it."""
 
     loaded: LoadedConfig
@@ -134,8 +132,7 @@ class LiveConfig:
         return Redactor(self.loaded.secrets())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReloadPlan:
+class ReloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that a reload changes: those that apply now, and those that apply after the next restart."""
 
     applied: tuple[str, ...]

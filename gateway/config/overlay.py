@@ -1,9 +1,12 @@
 """The configuration of one agent: the top level of the configuration with the agent's own keys laid over it."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from gateway.config.agents import AGENT_BLOCKS, AGENT_CAPS, OWN_KEYS
 from gateway.config.blocks import did_you_mean
@@ -21,8 +24,7 @@ _SWITCHES: tuple[ToolSwitch, ...] = ("on", "admins", "off")  # the strictest wor
 _POLICIES: tuple[PolicyWord, ...] = ("allow", "ask", "ask_admin", "deny")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Checked configuration of one agent."""
 
     config: Config
@@ -77,7 +79,7 @@ def completed_agent(
             raise ValueError(f"persona: there is no file {file}")
         agent = replace(agent, persona_file=file)
     elif persona:
-        text = replace(laid.agent, persona=persona)
+        text = dataclasses.replace(laid.agent, persona=persona)
         agent = replace(agent, config=agent.config.model_copy(update={"agent": text}))
     if own.get("model") is not None:
         model = _model(top.model, own["model"])

@@ -1,8 +1,9 @@
 """Types that the pages of the console share."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import msgspec
 
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.permissions import AccessControl
@@ -17,8 +18,7 @@ from hermes_state.values import Clock, Millis
 from platforms.console import ConsolePage, SentCommand, Values, WebPerson
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsoleContext:
+class ConsoleContext(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the daemon that pages and their actions use."""
 
     store: Store
@@ -61,10 +61,9 @@ Action: TypeAlias = Callable[[ConsoleContext, WebPerson, Mapping[str, str]], Awa
 """Carries out an action with the fields of its form. Returns a sentence that says what happened, or a command."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Page of the console: its description, the function that loads its values, and its actions by name."""
 
     about: ConsolePage
     load: Load
-    actions: Mapping[str, Action] = field(default_factory=dict)
+    actions: Mapping[str, Action] = msgspec.field(default_factory=dict)

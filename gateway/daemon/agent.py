@@ -5,8 +5,10 @@ A reload that changes the configuration builds them again.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec.structs import replace
 
 from agent.context.compressor import Engine
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute

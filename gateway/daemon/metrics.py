@@ -8,13 +8,13 @@ them, at any log level. No label names a chat or a person, and every label has a
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
 import structlog
 from aiohttp import web
+from msgspec.structs import fields
 from prometheus_client import (
     CollectorRegistry,
     Counter,

@@ -9,11 +9,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from gateway.access.permissions import AccessControl
 from gateway.commands.registry import Command
@@ -44,8 +45,7 @@ QUESTION_IS_OPEN = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptedEvent:
+class AcceptedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Authorised event, with the decision on how to process it."""
 
     message: InboundMessage
@@ -79,7 +79,7 @@ class AcceptedEvent:
     """True if a turn that starts in the same transaction sees the talk before it."""
     routed: RoutedAgent = UNROUTED
     """Agent that the routes select for the message."""
-    asked_at: float = field(default_factory=time.monotonic, compare=False)
+    asked_at: float = msgspec.field(default_factory=time.monotonic)
     """Monotonic time in seconds when the attempt to store the event began."""
 
     @property
@@ -107,8 +107,7 @@ def talk_event(message: InboundMessage, has_access: bool, notice: str | None) ->
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredEvent:
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     chat_id: ChatId
     inbox_id: InboxId | None
     """Inbox row of the event, or None if it was already processed or the sender's queue is full."""
@@ -346,8 +345,7 @@ WAITS: Final = (
 GOES_ON: Final = "I can save messages again and continue with yours."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineResult:
+class OfflineResult(msgspec.Struct, frozen=True, kw_only=True):
     stopping: ActiveTurn | None = None
     answering: asyncio.Task[bool] | None = None
     """Task that sends the reply and returns True if the whole reply was sent."""

@@ -7,11 +7,12 @@ busy chat, and wakes the chat's lane.
 import asyncio
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.access.pairing import HINT_CLOSED, HINT_PAIRING, STILL_WAITING, offer_pairing, refuse
 from gateway.access.permissions import MINUTE_MS, AccessControl, AccessResult, RateLimiter

@@ -1,8 +1,9 @@
 """Prices, spending caps and the ledger for model clients."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from zoneinfo import ZoneInfo
+
+from msgspec.structs import replace
 
 from agent.model.base import Caps
 from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, StoreLedger, UnpricedCaps

@@ -8,9 +8,10 @@ import asyncio
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Final
+
+import msgspec
 
 from agent.context.model_handle import ModelHandle
 from agent.model.base import DEFAULT_MAX_TOKENS, ChatModel, Endpoint, ModelLimits, ModelReply, ModelRequest
@@ -101,8 +102,7 @@ class FallbackState:
         return before
 
 
-@dataclass(slots=True)
-class Runtime:
+class Runtime(msgspec.Struct):
     """Current configuration, agent and models. A reload replaces them; a running turn keeps its agent and models.
 
     The attributes describe the unnamed agent. `of` returns the runtime of a named agent.
@@ -111,9 +111,9 @@ class Runtime:
     live: LiveConfig
     agent: Agent
     models: ModelRegistry
-    fallbacks: FallbackState = field(default_factory=FallbackState)
+    fallbacks: FallbackState = msgspec.field(default_factory=FallbackState)
     name: str = ""
-    named: dict[str, "Runtime"] = field(default_factory=dict)
+    named: dict[str, "Runtime"] = msgspec.field(default_factory=dict)
 
     @property
     def config(self) -> Config:

@@ -11,9 +11,10 @@ import re
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from msgspec.structs import replace
 
 from agent.handoff import Handoff, unframed
 from agent.memory.notes import FILE_NAMES, Target, read_text

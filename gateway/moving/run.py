@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from agent.memory.notes import MemoryDirectory
 from agent.memory.sections import PERSONA_FILE

@@ -4,11 +4,12 @@ import mmap
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+import msgspec
 
 from agent.context.limits import Limits
 from agent.model.catalog import SizeSource
@@ -39,8 +40,7 @@ class CheckStatus(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(msgspec.Struct, frozen=True):
     """Result of one check. `text` is one or two sentences. `check` is a fixed word that scripts can rely on."""
 
     verdict: CheckStatus

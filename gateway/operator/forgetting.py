@@ -8,10 +8,10 @@ import itertools
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import structlog
 
@@ -43,8 +43,7 @@ OLD_CONVERSATIONS = 1_000
 _STAYS = "Messages on the platforms, backups, and the cost of the answers stay."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forgetter:
+class Forgetter(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     files: AttachmentFolder
     clock: Clock
@@ -54,7 +53,7 @@ class Forgetter:
     )
     """Called after chats and conversations have been hidden, to end what still works on them."""
     deliver: Callable[[ChatId], object] = lambda _: None
-    _running: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _running: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     async def run(self) -> float | None:
         """Carry out all requests. Return the seconds until the next attempt if a target is busy, otherwise None."""

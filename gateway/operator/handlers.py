@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,8 +58,7 @@ from hermes_state.values import LOCAL_OWNER, ChatKind, Clock, Millis, UserRef
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorHandler:
+class OperatorHandler(msgspec.Struct, frozen=True, kw_only=True):
     """Handles the requests that `hermes-gateway` commands send to the daemon."""
 
     loaded: Callable[[], LoadedConfig]

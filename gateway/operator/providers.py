@@ -3,15 +3,15 @@
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+import msgspec
 
 from gateway.config.routes import DEFAULT_MODEL, OWN_ADDRESSES
 from gateway.operator.probes import served_models
 
 
-@dataclass(frozen=True, slots=True)
-class Provider:
+class Provider(msgspec.Struct, frozen=True):
     name: str
     key_shape: str
     """Pattern that matches the beginning of the provider's keys."""
@@ -57,8 +57,7 @@ LOCAL_PORTS: Mapping[str, int] = {"Ollama": 11434, "LM Studio": 1234, "llama.cpp
 """Usual ports of model servers."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalServer:
+class LocalServer(msgspec.Struct, frozen=True):
     """Model server that responds to requests on this machine."""
 
     name: str

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import orjson
 
 from hermes_state.aio import cancel_all
@@ -158,7 +159,7 @@ def _refused(sentence: str, kind: str = "CommandError") -> Mapping[str, Any]:
 
 
 def _encoded(answer: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS) + b"\n"
+    return orjson.dumps(answer, default=msgspec.to_builtins, option=orjson.OPT_NON_STR_KEYS) + b"\n"
 
 
 def _bound(path: Path) -> socket.socket:

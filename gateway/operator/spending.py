@@ -7,7 +7,6 @@ Charts in the text are at most 40 columns wide, so that they fit on a phone.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any
 
@@ -87,8 +86,7 @@ def money(spent: TotalUsage) -> str:
     return f"{dollars(spent.cost)}+" if spent.unpriced_calls else dollars(spent.cost)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapUsage:
+class CapUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Spending cap, with the amount already spent."""
 
     key: str
@@ -106,8 +104,7 @@ class CapUsage:
         return f"The spending cap {self.key} has been reached, so {effect}."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageReport:
+class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     chat: str | None
     """Name of the chat, or None for the whole gateway."""
     session: str | None
@@ -120,7 +117,7 @@ class UsageReport:
     chat_today: TotalUsage | None
     today: TotalUsage
     caps: tuple[CapUsage, ...]
-    agents_today: Mapping[str, TotalUsage] = field(default_factory=dict)
+    agents_today: Mapping[str, TotalUsage] = msgspec.field(default_factory=dict)
     """Today's spending of the chat's agent or, for the whole gateway, of each agent with a cap."""
 
     @property
@@ -259,14 +256,13 @@ def _cost(spent: TotalUsage) -> str:
     return f"{cost}, plus {counted(spent.unpriced_calls, 'call')} with an unknown price (see `costs.prices`)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InsightsReport:
+class InsightsReport(msgspec.Struct, frozen=True, kw_only=True):
     """Spending of recent days by day, chat, model and purpose. All groups except days are sorted by cost."""
 
     days: tuple[tuple[date, TotalUsage], ...]
     """Every day, oldest first, including days without spending."""
     chats: tuple[tuple[str, TotalUsage], ...]
-    chat_names: Mapping[str, str] = field(default_factory=dict)
+    chat_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Display names of the chats, by the names in `chats`. A display name that several chats share is left out."""
     models: tuple[tuple[str, TotalUsage], ...]
     purposes: tuple[tuple[str, TotalUsage], ...]

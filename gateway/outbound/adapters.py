@@ -11,10 +11,10 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import structlog
+from msgspec.structs import replace
 from structlog.contextvars import bind_contextvars
 
 from hermes_state.aio import Backoff, CancelledElsewhereError, own_cancellation

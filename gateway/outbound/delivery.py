@@ -9,13 +9,14 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import partial
 from typing import TypeAlias
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
 
 from gateway.outbound.adapters import AdapterRegistry, GateRegistry, send_or_plain

@@ -5,8 +5,10 @@ exception is the notice about a slow compression, which has its own transaction.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from agent.context.job import Aborted, BlockedEvent, Compressed, ContextEvent, MessageLimitEvent, PressureEvent
 from agent.tools.terminal.terminal_tool import BackgroundCommand
@@ -37,8 +39,7 @@ _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
 """Words used in dedupe keys. The stored keys make sure that each notice is sent only once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeWriter:
+class NoticeWriter(msgspec.Struct, frozen=True, kw_only=True):
     """Writes notices to the outbox, according to the current settings."""
 
     store: Store
@@ -46,7 +47,7 @@ class NoticeWriter:
     deliver: Callable[[ChatId], None]
     clock: Clock
     is_admin: Callable[[UserRef], bool] = lambda _: False
-    hooks: HookWriter = field(default_factory=HookWriter)
+    hooks: HookWriter = msgspec.field(default_factory=HookWriter)
 
     def write(self, db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
         """Store a notice that tells the chat about a context event."""

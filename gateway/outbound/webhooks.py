@@ -1,9 +1,9 @@
 """Events for webhooks, stored in the transaction that caused them. The web chat's adapter sends them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
 import orjson
 import structlog
 
@@ -20,8 +20,7 @@ MAX_WAITING = 1_000
 """Maximum number of unsent events per webhook. Later events are left out until the address accepts some."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookWriter:
+class HookWriter(msgspec.Struct, frozen=True, kw_only=True):
     """Stores events for the webhooks that want them."""
 
     hooks: Callable[[], Mapping[str, HookSettings]] = dict

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from agent.documents.reading import MAX_CHARACTERS, DocumentReader, DocumentText, parts_of, store_images
@@ -79,22 +80,21 @@ def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
     return open_files(config.url, config.plain_options, loaded.attachments_cache)
 
 
-@dataclass(slots=True)
-class _ReadResult:
-    documents: list[Document] = field(default_factory=list)
-    parts: list[Document] = field(default_factory=list)
+class _ReadResult(msgspec.Struct):
+    documents: list[Document] = msgspec.field(default_factory=list)
+    parts: list[Document] = msgspec.field(default_factory=list)
     """Rest of long documents, which are stored but not shown to the model."""
-    images: list[Image] = field(default_factory=list)
-    ids: list[AttachmentId] = field(default_factory=list)
-    refusals: list[str] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)
+    images: list[Image] = msgspec.field(default_factory=list)
+    ids: list[AttachmentId] = msgspec.field(default_factory=list)
+    refusals: list[str] = msgspec.field(default_factory=list)
+    hints: list[str] = msgspec.field(default_factory=list)
     """Sentences for the sender about files that the model sees only in part or only in the workspace."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
     """Sentences that tell the model about the files."""
     is_in_workspace: bool = False
-    transcripts: list[str] = field(default_factory=list)
+    transcripts: list[str] = msgspec.field(default_factory=list)
     """Transcripts of recordings, which are already stored in the message."""
-    not_stored: list[str] = field(default_factory=list)
+    not_stored: list[str] = msgspec.field(default_factory=list)
     """Names of the message's own files that were not stored."""
 
     def note(self, sentence: str) -> None:
@@ -352,7 +352,7 @@ class AttachmentHandler:
         copy = await file_kinds.scaled_image(self.scaler, fetched, attachment, no_image)
         file = await self._keep(fetched, attachment)
         await self.scaler.keep(file.path, ImageLimits(), copy)
-        return replace(file, size_bytes=file.size_bytes + len(copy)), mime_of(copy)
+        return msgspec.structs.replace(file, size_bytes=file.size_bytes + len(copy)), mime_of(copy)
 
     async def _keep(self, fetched: Path, attachment: IncomingAttachment) -> StoredFile:
         return await asyncio.to_thread(self.files.keep, fetched, attachment.name, attachment.mime)

@@ -8,10 +8,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.access.permissions import AccessControl
 from gateway.config import LoadedConfig

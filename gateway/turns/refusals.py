@@ -1,7 +1,8 @@
 """Waiting messages that are settled without a turn, with a sentence for the chat."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from hermes_state import inbox, outbox
 from hermes_state.agents import shown_name

@@ -7,10 +7,12 @@ as after a restart. Only the unfinished text of the failed model is lost.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
 
 from agent.context.commit import note_pressure
@@ -88,8 +90,7 @@ class AgentRemovedError(HermesError):
         self.agent = agent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnAnswer:
+class TurnAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of a turn, with the chosen model and the model that answered."""
 
     answer: Answer
@@ -99,8 +100,7 @@ class TurnAnswer:
     """Reason why the chosen model did not answer, or None if it answered."""
 
 
-@dataclass(slots=True, kw_only=True)
-class ActiveTurn:
+class ActiveTurn(msgspec.Struct, kw_only=True):
     """Turn that a lane is running."""
 
     turn: RunningTurn
@@ -110,7 +110,7 @@ class ActiveTurn:
     """Reason for a requested stop. It is set when the work is cancelled, before the end of the turn is stored."""
     partial_text: str = ""
     """Text of the answer at the time of the stop."""
-    _stop_is_settled: asyncio.Event = field(default_factory=asyncio.Event)
+    _stop_is_settled: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     def begin_stop(self, reason: str) -> Self:
         """Cancel the work now, unless a stop has already begun."""

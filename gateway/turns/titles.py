@@ -5,9 +5,10 @@ ledger, and their number is limited.
 """
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import structlog
+from msgspec.structs import replace
 
 from agent.model.base import Payer
 from agent.model.client import RetryPolicy

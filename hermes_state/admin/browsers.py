@@ -3,9 +3,8 @@
 Do not cache these rows in a process: one node serves the page, but any node can sign a browser out.
 """
 
-from dataclasses import asdict, dataclass
-
 import msgspec
+from msgspec.structs import asdict
 
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, insertion, load_note, save_note, select, select_one
@@ -24,8 +23,7 @@ _LINK = "link."
 """Start of the key of a note that holds an unused link. The SHA-256 of the link's token follows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedInBrowser:
+class SignedInBrowser(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """SHA-256 of the browser's cookie and key together."""
     agent: str

@@ -8,7 +8,6 @@ refuse to open the target. The source is not changed. No other process may use e
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -71,8 +70,7 @@ _ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_fro
 _Row: TypeAlias = Sequence[Any]  # `Any` because column types vary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyResult:
+class CopyResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of copying one table. The checksum covers the copied rows."""
 
     table: str

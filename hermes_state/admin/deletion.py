@@ -15,9 +15,9 @@ import asyncio
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 import msgspec
+from msgspec.structs import asdict
 
 from hermes_state import outbox
 from hermes_state.admin import browsers

@@ -1,7 +1,6 @@
 """Admin queries about conversations: chains of sessions, exports, and look-ups by the ids that people see."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -73,8 +72,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     agent: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookupResult:
+class LookupResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a look-up by id: a chat, a session, or a message with its session."""
 
     chat_id: ChatId

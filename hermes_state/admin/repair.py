@@ -9,8 +9,9 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.connections import register_functions
@@ -67,8 +68,7 @@ _JSON = frozenset({"body", "payload", "settings", "context_state", "calibration"
 """JSON columns. A row with invalid JSON in one of them is not saved, because reading it would fail."""
 
 
-@dataclass(slots=True, kw_only=True)
-class TableReport:
+class TableReport(msgspec.Struct, kw_only=True):
     name: str
     rows: int
     expected: int | None
@@ -77,8 +77,7 @@ class TableReport:
     """Ranges of lost keys (or `some`, if the keys are not numbers). `all` if the table's definition was lost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairReport:
+class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a repair: saved rows, sentences for the operator, and the name of the damaged file."""
 
     tables: list[TableReport]

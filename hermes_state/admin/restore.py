@@ -2,9 +2,10 @@
 
 import sqlite3
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import msgspec
 
 from hermes_state.admin.repair import load_tables, make_schema, swap_in
 from hermes_state.admin.retention import checkpoint
@@ -23,8 +24,7 @@ _CHOOSE = "Nothing was changed; choose a file that `hermes-gateway backup` wrote
 _KEPT = "-before-restore-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreReport:
+class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     kept: str | None
     """Path of the old database, or None if there was none."""

@@ -3,8 +3,6 @@
 Money is in millionths of a US dollar. A call with an unknown price counts as `unpriced`, never as free.
 """
 
-from dataclasses import dataclass
-
 import msgspec
 
 from hermes_state.sessions import load_tip
@@ -30,8 +28,7 @@ OF_SESSIONS = f"""c.chat_id = s.chat_id AND c.created_at BETWEEN s.started_at - 
 """SQL condition for the calls `c` made during a conversation whose first session is `s`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
+class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """A model call in the ledger, successful or not."""
 
     purpose: str

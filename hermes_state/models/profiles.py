@@ -1,10 +1,10 @@
 """Model profiles: token calibration, context windows and image limits learned for a model on a route."""
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar_or_none, select_one
@@ -66,8 +66,7 @@ def _lower(known: int | None, other: int | None) -> int | None:
     return min((limit for limit in (known, other) if limit is not None), default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedSize:
+class OfferedSize(msgspec.Struct, frozen=True, kw_only=True):
     """Context length and output limit that the provider states for the model. A limit is None if it is not stated."""
 
     context_length: Tokens | None
@@ -75,11 +74,10 @@ class OfferedSize:
     at: Millis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelProfile:
+class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Row of `model_profiles`. A model without a row has the defaults."""
 
-    calibration: Calibration = field(default_factory=Calibration)
+    calibration: Calibration = msgspec.field(default_factory=Calibration)
     learned_context: Tokens | None = None
     """Smallest context window that the provider stated when it refused a prompt."""
     learned_input: Tokens | None = None

@@ -9,9 +9,10 @@ import re
 import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
+
+import msgspec
 
 from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, folded, segment_query
 
@@ -32,8 +33,7 @@ LETTER = r"[^\W_]"
 _BETWEEN = rf"(?:_|[^\w{EMOJI}]){{0,16}}+"
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(msgspec.Struct, frozen=True):
     text: str
     is_prefix: bool  # a match can have more letters after the last word
 
@@ -72,22 +72,19 @@ def any_pattern(terms: Iterable[Term], words: int | None = None, edge: str = IN_
     return "|".join(patterns)
 
 
-@dataclass(frozen=True, slots=True)
-class AllOf:
+class AllOf(msgspec.Struct, frozen=True):
     """Expression that matches messages with all of its parts (at least two)."""
 
     parts: tuple["Expression", ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AnyOf:
+class AnyOf(msgspec.Struct, frozen=True):
     """Expression that matches messages with any of its parts (at least two)."""
 
     parts: tuple["Expression", ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Without:
+class Without(msgspec.Struct, frozen=True):
     """Expression that matches messages with the wanted part but without the excluded part."""
 
     wanted: "Expression"
@@ -97,8 +94,7 @@ class Without:
 Expression: TypeAlias = Term | AllOf | AnyOf | Without
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     expression: Expression | None  # None if the query only excludes words
     wanted: tuple[Term, ...]
     terms: tuple[Term, ...]  # including excluded terms

@@ -6,11 +6,12 @@ Forms are searched as prefixes or as lists of words, so the index needs only the
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
+
+import msgspec
 
 from hermes_state.search.query import Term
 from hermes_state.store.segment import ends_in_half_a_pair, folded
@@ -173,8 +174,7 @@ def _stem(word: str) -> str | None:
     return stem if len(stem) >= MIN_STEM else None
 
 
-@dataclass(frozen=True, slots=True)
-class Dates:
+class Dates(msgspec.Struct, frozen=True):
     """Months and years that a query names."""
 
     months: frozenset[int]

@@ -13,10 +13,11 @@ A function without a declaration locks everything.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
+
+import msgspec
 
 from hermes_state.values import ChatKey, Cursor
 
@@ -27,8 +28,7 @@ ROW_KINDS = ("chat", "session", "lineage", "turn", "inbox", "outbox")
 """Kinds of rows from whose ids the chat can be found. The chat of an inbox or outbox row can change (`move_chat`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LockKeys:
+class LockKeys(msgspec.Struct, frozen=True):
     """Locks that are taken before a function or a batch of functions runs."""
 
     rows: frozenset[tuple[str, int]] = frozenset()  # rows whose chats are locked, by kind and id
@@ -39,8 +39,7 @@ class LockKeys:
         return LockKeys(self.rows | other.rows, self.names | other.names)
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """Parameter that leads to a chat, or that holds another function to be called inside the transaction."""
 
     kind: str
@@ -52,8 +51,7 @@ class Parameter:
         return args[self.index] if self.index < len(args) else kwargs.get(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(msgspec.Struct, frozen=True):
     names: frozenset[str]
     parameters: tuple[Parameter, ...]
     inner: Parameter | None

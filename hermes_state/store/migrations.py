@@ -5,8 +5,9 @@ import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import resources
+
+import msgspec
 
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.store.sql import Connection, load_note, save_note
@@ -17,8 +18,7 @@ _NEW_COLUMN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
+class Migration(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     name: str
     sql: str

@@ -8,9 +8,10 @@ import asyncio
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from hermes_state.errors import StoreUnavailable
 from hermes_state.values import ChatId
@@ -68,8 +69,7 @@ class Hint(NamedTuple):
 OnHint: TypeAlias = Callable[[Hint], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInfo:
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a node that the other nodes can read."""
 
     id: str  # id of this process

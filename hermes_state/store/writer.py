@@ -9,10 +9,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import msgspec
 
 from hermes_state.aio import retried
 from hermes_state.errors import StoreBroken, StoreUnavailable
@@ -28,8 +29,7 @@ READ_SECONDS = 5.0
 """Time limit for a read in seconds. It is short because the write-ahead log grows during a read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriterHealth:
+class WriterHealth(msgspec.Struct, frozen=True, kw_only=True):
     last_commit_seconds: float
     """Seconds that it took to store the last batch, after it had left the queue."""
     since_commit_seconds: float  # since the last commit, or since the store was opened
@@ -44,8 +44,7 @@ class WriterHealth:
     """Functions in these batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderHealth:
+class ReaderHealth(msgspec.Struct, frozen=True):
     readers: int
     busy: int
     waiting: int  # reads waiting for a connection

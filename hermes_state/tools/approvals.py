@@ -7,10 +7,10 @@ continues from its stored rows, as it would after a restart. A grant allows simi
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import replace
 
 from hermes_state import outbox
 from hermes_state.outbox import OutboxKind, Reply
@@ -43,8 +43,7 @@ class AnswererRole(StrEnum):
     ADMIN = "admin"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalRequest:
+class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_id: str
     tool_name: str
     shape: str

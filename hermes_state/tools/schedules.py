@@ -6,7 +6,6 @@ repeats when daylight saving time ends, or after the clock was set back.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -48,8 +47,7 @@ class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
     fired_at: Millis | None  # when the schedule last fired, according to the clock at that time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FiringPlan:
+class FiringPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Next step of a due schedule: the message to send, if any, and the time when it is due again."""
 
     key: str | None = None  # local time of the message to send; None: no message

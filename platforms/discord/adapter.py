@@ -5,12 +5,13 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import discord
 import structlog
+from msgspec.structs import replace
 
 from hermes_state import errors
 from hermes_state.aio import wait_until

@@ -9,10 +9,10 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
 import structlog
 
 from hermes_state.aio import retried
@@ -31,20 +31,17 @@ LISTEN_SECONDS = 0.5
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectedEvent:
+class ConnectedEvent(msgspec.Struct, frozen=True):
     """Start of a session that does not resume an earlier session, so messages may have been missed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelsEvent:
+class ChannelsEvent(msgspec.Struct, frozen=True):
     """Channels that the bot can see, each with the id of its newest message."""
 
     newest: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class MessageEvent:
+class MessageEvent(msgspec.Struct, frozen=True):
     """A message (live or from the history), an edit, a deletion or a reaction, stored in order within its channel."""
 
     channel_ref: str
@@ -61,13 +58,12 @@ FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[Me
 """Function that fetches the messages of a channel after one id and before another. See `HistoryReader.fetch`."""
 
 
-@dataclass(slots=True)
-class _CatchUpState:
+class _CatchUpState(msgspec.Struct):
     seen: int
     until: int | None
     is_open: bool = True
     """True while missed messages, which are older than the live events in `waiting`, must still be fetched."""
-    waiting: list[MessageEvent] = field(default_factory=list)
+    waiting: list[MessageEvent] = msgspec.field(default_factory=list)
 
 
 class PrioritySemaphore:

@@ -9,11 +9,12 @@ import hashlib
 import io
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import discord
 import structlog
+from msgspec.structs import replace
 
 from hermes_state.aio import wait_until
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable

@@ -7,7 +7,6 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -15,6 +14,7 @@ import discord
 import msgspec
 import structlog
 from discord import app_commands
+from msgspec.structs import replace
 
 from hermes_state.errors import PlatformError, StoreUnavailable
 from hermes_state.store.sql import load_note, save_note
@@ -55,8 +55,7 @@ PRIVATE = "p"
 """End of a ticket's name if only the person may see the answer. The name is stored, so it outlives the ticket."""
 
 
-@dataclass(slots=True)
-class Ticket:
+class Ticket(msgspec.Struct):
     """Permission to answer a slash command in its "thinking" message."""
 
     interaction: Interaction
@@ -64,7 +63,7 @@ class Ticket:
     """Monotonic time at which the ticket expires, in seconds."""
     answered_by: str | None = None
     """Key of the send that filled the "thinking" message. A repeat of this send can fill it again."""
-    deferred: asyncio.Event = field(default_factory=asyncio.Event)
+    deferred: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     """Set once Discord has answered the acknowledgement. Before that, no "thinking" message exists."""
     is_valid: bool = True
     is_private: bool = False

@@ -4,8 +4,9 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 _REFUSED = "This gateway {}. Remove `{}` from the request, or disable it in the settings of your program."
 _TOOLS = "does not run tools of clients, because its agent has its own tools"
@@ -23,16 +24,14 @@ class TurnFailed(ApiError):
     """The message is stored, and its turn ended without an answer. A repeated request would get the same error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientMessage:
+class ClientMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     text: str
     images: tuple[str, ...]
     """Data URL of each image (see `read_image`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRequest:
+class ClientRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Checked request to `/v1/chat/completions` or `/v1/responses`."""
 
     messages: Sequence[ClientMessage]

@@ -1,9 +1,9 @@
 """Answers in the shapes of OpenAI's two APIs: as one JSON document, and as server-sent events."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 import orjson
 
 from hermes_state.outside import Outcome
@@ -22,8 +22,7 @@ def _event(value: Mapping[str, Any], name: str = "") -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-@dataclass(slots=True, kw_only=True)
-class ChatShape:
+class ChatShape(msgspec.Struct, kw_only=True):
     """Shape of `/v1/chat/completions`."""
 
     id: str
@@ -73,8 +72,7 @@ class ChatShape:
         return {**counts, "total_tokens": outcome.prompt_tokens + outcome.output_tokens}
 
 
-@dataclass(slots=True, kw_only=True)
-class ResponseShape(ChatShape):
+class ResponseShape(ChatShape, kw_only=True):
     """Shape of `/v1/responses`."""
 
     _number: int = 0

@@ -4,12 +4,13 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import structlog
 from aiohttp import web
+from msgspec.structs import replace
 
 from hermes_state.errors import StateError
 from hermes_state.inbox import is_stored

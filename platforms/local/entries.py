@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from hermes_state.compressions import CompressionPoint
 from hermes_state.values import Button, Millis, SentFile, ToolCall
@@ -38,8 +40,7 @@ class EntryKind(StrEnum):
     """Point at which a compression replaced the older messages for the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Entry of the chat. `ref` identifies it on every page, so an entry that arrives twice is shown once."""
 
     ref: str

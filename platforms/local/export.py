@@ -13,7 +13,6 @@ import asyncio
 import base64
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,8 +35,7 @@ PAGE_ROWS = 200
 _IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedMessage:
+class ExportedMessage(msgspec.Struct, frozen=True, kw_only=True):
     id: MessageId
     conversation: int
     """Number of the conversation in the chat, starting at 1."""
@@ -62,8 +60,7 @@ class ExportedMessage:
         return f"{datetime.fromtimestamp(self.created_at / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportFormat:
+class ExportFormat(msgspec.Struct, frozen=True, kw_only=True):
     mime: str
     start: Callable[[str], str]
     """Returns the beginning of a file with the given title."""

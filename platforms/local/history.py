@@ -9,10 +9,10 @@ messages stay, marked as undone.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from hermes_state import chats
 from hermes_state.attachments import load_file, load_files

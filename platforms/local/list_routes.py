@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, tzinfo
 from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo
 
+import msgspec
 from aiohttp import web
 
 from hermes_state import web_chats
@@ -122,8 +123,7 @@ def _key(request: web.Request, person: WebPerson) -> ChatKey:
 # ---- entries of the list
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListEntry:
+class ListEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Chat in the list, with the `heading` under which it is listed."""
 
     chat: ListedChat

@@ -7,9 +7,9 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -35,8 +35,7 @@ class FormError(Exception):
         self.sentence = sentence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmittedMessage:
+class SubmittedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Message that a person sent with the composer or a button."""
 
     text: str

@@ -3,7 +3,6 @@
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final  # Any: JSON as the Bot API sent it
 
 import msgspec
@@ -38,8 +37,7 @@ _FILES: Final = (  # an animation also has a document with the same file
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateReader:
+class UpdateReader(msgspec.Struct, frozen=True, kw_only=True):
     """Converts one bot's updates to inbound events. The `event_ref` of a message is the same in every redelivery.
 
     It does not contain the update's id, because ids can repeat. After a week without updates, Telegram continues from a
@@ -247,8 +245,7 @@ def read_migration(update: Update) -> tuple[str, str] | None:
     return None if message.migrate_from_chat_id is None else (str(message.migrate_from_chat_id), str(message.chat.id))
 
 
-@dataclass(frozen=True, slots=True)
-class ReachChange:
+class ReachChange(msgspec.Struct, frozen=True):
     """Change in the bot's ability to write to a chat, for example because a person blocked the bot."""
 
     chat_ref: str
@@ -266,8 +263,7 @@ def read_reach(update: Update) -> ReachChange | None:
     return ReachChange(str(changed.chat.id), is_reachable)
 
 
-@dataclass(frozen=True, slots=True)
-class _AddressedText:
+class _AddressedText(msgspec.Struct, frozen=True):
     text: str
     is_named: bool = False
     is_bare_command: bool = False

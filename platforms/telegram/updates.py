@@ -11,15 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
+import msgspec
 import orjson
 import structlog
 import telegram
+from msgspec.structs import replace
 from telegram import CallbackQuery, Update
 from telegram.constants import PollingLimit
 from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
@@ -54,8 +56,7 @@ chat, or the error from parsing the update.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateEvent:
+class UpdateEvent(msgspec.Struct, frozen=True):
     """Update with its `update_id`, which is needed to acknowledge it."""
 
     number: int | None

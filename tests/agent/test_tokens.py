@@ -28,7 +28,7 @@ LIMIT = 1_000
 def size(row: Message, sizes: RowTokenCache | None = None, *, seen_images: Collection[int] = (), **changes: Any) -> int:
     """Return the tokens of a row, with 800 per image. `changes`: fields of the wire style."""
     style = WireStyle(max_result_characters=LIMIT, image_urls=dict.fromkeys(seen_images, ""))
-    found = rows_size((row,), replace(style, **changes), RowTokenCache() if sizes is None else sizes)
+    found = rows_size((row,), msgspec.structs.replace(style, **changes), RowTokenCache() if sizes is None else sizes)
     return found.text + 800 * found.images
 
 

@@ -5,12 +5,13 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
 from typer.testing import Result
 
 from agent.context.model_handle import ModelHandle

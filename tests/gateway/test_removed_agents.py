@@ -1,8 +1,8 @@
 """Agents that were removed from the configuration: their tools, and reports about their work."""
 
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.tools.offers import Policy

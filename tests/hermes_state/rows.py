@@ -5,10 +5,11 @@ import itertools
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from hermes_state import inbox, journal
 from hermes_state.compressions import CompressionRow, SplitPlan, split

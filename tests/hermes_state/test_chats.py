@@ -1,5 +1,6 @@
 import sqlite3
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from hermes_state import inbox, outbox
 from hermes_state.chats import ensure_chat, find_chat, find_chats_at, load_chat, meet_chat, move_chat

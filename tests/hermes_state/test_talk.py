@@ -1,8 +1,7 @@
 """The talk between mentions: bounded rows that a turn shows once."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from hermes_state import journal, talk
 from hermes_state.chats import ensure_chat

@@ -20,6 +20,7 @@ from itertools import islice
 from operator import methodcaller
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import orjson
 
 from agent.context.carried.phrases import any_of, sentences, stems, weighty_words
@@ -88,8 +89,7 @@ _without_hex = methodcaller("rstrip", "abcdefABCDEF")
 _Patterns: TypeAlias = Sequence[tuple[str, re.Pattern[str]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """A quoted line of a message."""
 
     id: int
@@ -160,8 +160,7 @@ def known_line(row_id: int, speaker: str, text: str) -> FactLine:
     return FactLine(Fact(id=row_id, speaker=speaker, text=text), is_weighty=bool(weighty_words(text)))
 
 
-@dataclass(slots=True)
-class FactSource:
+class FactSource(msgspec.Struct):
     """Source text of facts: part of a row, or a line of the earlier record. Caches the lines that are worth quoting."""
 
     id: int

@@ -8,9 +8,10 @@ as well, so the model can decide. If a person states several preferences about o
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from agent.context.carried.phrases import (
     QUESTION,
@@ -58,8 +59,7 @@ _DROPPED_BEFORE: Final = "was taken back with /rules and holds no longer:"
 """Wording that earlier versions used in stored notices."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quotation:
+class Quotation(msgspec.Struct, frozen=True, kw_only=True):
     """A rule or a preference, as a person typed it."""
 
     id: int
@@ -77,16 +77,12 @@ class Quotation:
         return f"- [{recall_id(self.id)}{' ' if self.person else ''}{self.person}] {self.text}"
 
 
-class Rule(Quotation):
+class Rule(Quotation, frozen=True):
     """A standing rule."""
 
-    __slots__ = ()
 
-
-class Preference(Quotation):
+class Preference(Quotation, frozen=True):
     """A preference or a decision."""
-
-    __slots__ = ()
 
 
 _Quoted = TypeVar("_Quoted", bound=Quotation)

@@ -7,7 +7,8 @@ treated as part of the summary.
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from agent.context.carried.choice import facts_of
 from agent.context.carried.facts import SPEAKERS, Fact
@@ -29,8 +30,7 @@ _RULE = re.compile(rf"- \[{RECALL_ID}(?: ([^\[\]\n]*#[0-9a-f]{{4}}))?\] ([^\n]+)
 _FACT = re.compile(rf"- \[{RECALL_ID} ((?:{'|'.join(SPEAKERS)})(?: [^\[\]\n]*)?)\] ([^\n]+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
     rules: Sequence[Rule] = ()
     preferences: Sequence[Preference] = ()
     facts: Sequence[Fact] = ()

@@ -1,14 +1,14 @@
 """Handling of failed model calls: how each kind of error is recorded, retried, explained and counted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from hermes_state import errors
 from hermes_state.text import dollars
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
+class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """Handling of one kind of error: name in the ledger, retries, message, and effect on the circuit breaker."""
 
     outcome: str

@@ -8,11 +8,12 @@ import re
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 MAX_CHARACTERS: Final = 4_000
 """Maximum number of characters that are examined. Responses state the reason at the beginning."""
@@ -20,8 +21,7 @@ MAX_WAIT_SECONDS: Final = 31 * 86_400.0
 """Longest plausible pause, in seconds: no quota period is longer than a month."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorAnswer:
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Error response from a provider."""
 
     status: int
@@ -146,15 +146,14 @@ def error_answer(status: int, headers: Mapping[str, str], body: object) -> Error
     )
 
 
-@dataclass(slots=True)
-class _AnswerReader:
+class _AnswerReader(msgspec.Struct):
     """Collects the messages, codes, counts and field names of an error response, up to ten levels deep."""
 
-    texts: list[str] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    statuses: list[int] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    fields: list[str] = field(default_factory=list)
+    texts: list[str] = msgspec.field(default_factory=list)
+    names: list[str] = msgspec.field(default_factory=list)
+    statuses: list[int] = msgspec.field(default_factory=list)
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+    fields: list[str] = msgspec.field(default_factory=list)
     parts: int = 0
 
     def take(self, key: str, value: object, depth: int = 0) -> None:

@@ -4,10 +4,10 @@ Pure functions convert the message list of `wire` into request bodies: the same 
 tool results of an answer go into one user message, followed by the user's next text.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from io import StringIO
 from typing import Any, Final, TypeAlias
@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import anthropic
 import orjson
+from msgspec.structs import replace
 
 from agent.model.base import (
     CacheTtl,
@@ -55,7 +56,7 @@ class AnthropicModel(HttpChatModel):
         for name in headers:
             if name.lower() == "authorization" and not headers[name]:
                 headers[name] = anthropic.omit  # the SDK refuses to send an empty header
-        endpoint = replace(endpoint, extra_headers=headers)
+        endpoint = dataclasses.replace(endpoint, extra_headers=headers)
         super().__init__(endpoint, "anthropic", ANTHROPIC_SDK, base_url, "/v1/messages")
         self._default_max_tokens = endpoint.default_max_tokens
         self._cache_ttl = endpoint.cache_ttl if marks_prompts(self.name, self.route) else None

@@ -7,12 +7,12 @@ followed it. Each stored block contains the message fields to send back.
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from io import StringIO
 from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
+from msgspec.structs import replace
 
 from agent.model.base import CacheTtl, Endpoint, ModelReply, ModelRequest, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error

@@ -6,9 +6,10 @@ Local servers have their own endpoints, because they can load a model with a sma
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
+
+from msgspec.structs import replace
 
 from agent.model.base import ModelLimits
 from agent.model.errors import remedy_for

@@ -7,10 +7,10 @@ the same answer.
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import takewhile
 
 import orjson
+from msgspec.structs import replace
 
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.usage import estimated_reply_usage

@@ -8,9 +8,10 @@ requests, which takes 11 MB and 0.2 to 0.4 s at every start. Typed resources loa
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from agent.model.base import CallForm, Endpoint, ModelLimits, ModelRequest, refusal_text, with_fields
 from agent.model.http import HttpChatModel, Sdk

@@ -5,11 +5,11 @@ A request consists of instructions and items. A tool call, its result, and the r
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import orjson
+from msgspec.structs import replace
 
 from agent.model.base import Endpoint, ModelReply, ModelRequest, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error

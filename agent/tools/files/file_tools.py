@@ -10,10 +10,11 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TextIO, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from agent.documents.reading import MAX_PAGE, DocumentReader, UnreadableDocumentError, starts_document, store_images
 from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, UnreadableImageError, mime_of
@@ -352,8 +353,7 @@ _PICTURE = re.compile(
 """First bytes of the supported formats: PNG, JPEG, GIF, WebP, BMP, TIFF, ICO, JPEG 2000 and AVIF."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageReader:
+class ImageReader(msgspec.Struct, frozen=True, kw_only=True):
     """Shows pictures from workspaces to models that accept images.
 
     Pictures are stored and scaled as if a person had sent them.
@@ -364,7 +364,7 @@ class ImageReader:
     """Size limit of a picture."""
     scaler: ImageScaler
     clock: Clock
-    documents: DocumentReader = field(default_factory=DocumentReader)
+    documents: DocumentReader = msgspec.field(default_factory=DocumentReader)
 
     async def read(
         self, workspace: WorkspaceHandle, parts: PathParts, asked: _ReadArguments, context: ToolContext

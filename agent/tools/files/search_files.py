@@ -13,9 +13,9 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from agent.tools.files.file_tools import encoding_of, stored_row
@@ -62,11 +62,10 @@ except MemoryError:
 """
 
 
-@dataclass(slots=True)
-class _SearchState:
-    rows: list[str] = field(default_factory=list)
+class _SearchState(msgspec.Struct):
+    rows: list[str] = msgspec.field(default_factory=list)
     files: int = 0
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str] = msgspec.field(default_factory=list)
     """Files that need too much memory to search."""
     is_cut: bool = False
     """True if the search hit a limit before it was finished."""

@@ -4,9 +4,9 @@ import asyncio
 import mimetypes
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from agent.tools.files.file_tools import WorkspacePath
@@ -26,8 +26,7 @@ _MAX_CAPTION = 1_000
 """Longest caption, in characters. Telegram's limit is 1,024 UTF-16 units."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileDelivery:
+class FileDelivery(msgspec.Struct, frozen=True, kw_only=True):
     files: AttachmentFolder
     max_bytes: Callable[[ChatKey], int]
     """Returns the size limit for files on a chat's platform; 0 if the platform cannot send files."""

@@ -18,6 +18,8 @@ from pathlib import Path, PurePath
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from agent.settings import WorkspaceSettings
 from hermes_state.disk import MIN_ROOM_OF_TOOLS, Room
 from hermes_state.errors import ToolError
@@ -39,8 +41,7 @@ PathParts: TypeAlias = tuple[str, ...]
 """Path below the workspace, as a tuple of names. Empty: the workspace itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     parts: PathParts
     is_folder: bool
     is_file: bool

@@ -8,12 +8,13 @@ import asyncio
 import importlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.images.scaling import ImageLimits, ImageScaler
 from agent.settings import ServerSettings
@@ -220,8 +221,7 @@ def _reason(error: BaseException) -> str:
 # ---- images of results
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageStore:
+class ImageStore(msgspec.Struct, frozen=True, kw_only=True):
     """Stores images from tool results in the same place as images that people send."""
 
     files: AttachmentFolder

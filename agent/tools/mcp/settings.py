@@ -5,17 +5,17 @@ import binascii
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal
+
+import msgspec
 
 from agent.tools.registry import Tool
 from hermes_state.text import printable, shortened, well_formed
 from hermes_state.values import Millis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteTool:
+class RemoteTool(msgspec.Struct, frozen=True, kw_only=True):
     """Tool of an MCP server, under the server's own name for it, with a schema that model providers accept."""
 
     name: str
@@ -26,8 +26,7 @@ class RemoteTool:
     """What a call reads instead of calling a tool of the server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerCatalog:
+class ServerCatalog(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[RemoteTool, ...] = ()
     resources: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
@@ -66,12 +65,11 @@ class ServerState(StrEnum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStatus:
+class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: ServerState = ServerState.STARTING
     since: Millis
-    tools: Mapping[str, Tool] = field(default_factory=dict)
+    tools: Mapping[str, Tool] = msgspec.field(default_factory=dict)
     """Tools of the server, by the agent's names for them."""
     catalog: ServerCatalog = ServerCatalog()
     error: str | None = None
@@ -84,8 +82,7 @@ MAX_TEXT: Final = 900_000
 _MIMES = [f"image/{kind}" for kind in ("png", "jpeg", "jpg", "gif", "webp", "bmp", "tiff", "avif")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteResult:
+class RemoteResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a tool call. Its content blocks are JSON as the server sent it."""
 
     content: Sequence[dict[str, Any]]

@@ -7,10 +7,11 @@ it skips midnights after a day of 23 hours, fires twice in a repeated hour, and 
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import MAXYEAR, date, datetime, time, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
 
 from hermes_state.errors import ToolError
 from hermes_state.values import Millis
@@ -38,8 +39,7 @@ _FIELDS: tuple[tuple[str, int, int, Sequence[str]], ...] = (
 _PART = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d{1,4}))?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Occurrence:
+class Occurrence(msgspec.Struct, frozen=True, order=True):
     at: Millis
     local: datetime
 
@@ -49,8 +49,7 @@ class Occurrence:
         return self.local.isoformat(timespec="minutes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crontab:
+class Crontab(msgspec.Struct, frozen=True, kw_only=True):
     minutes: frozenset[int]
     hours: frozenset[int]
     days: frozenset[int]

@@ -26,11 +26,12 @@ import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 from agent.settings import TerminalSettings
 from agent.tools.files.workspace import MOUNT
@@ -66,8 +67,7 @@ _USERS = Path(__file__).with_name("sandbox_users.txt")
 """The sandbox's `/etc/passwd`. It has a single user, so the machine's users stay hidden."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxInfo:
+class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     """bubblewrap options that work on this machine, or the reason why no sandbox is possible."""
 
     options: tuple[str, ...] = ()

@@ -8,8 +8,8 @@ sets the note `READABLE_FROM`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import psycopg
 
 from hermes_state.engines.postgres.tsvector import VERSION_NOTE
@@ -26,8 +26,7 @@ READABLE_FROM = "schema_readable_from"
 """Key of the note that stores the minimum schema version a gateway must support to use the database."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class Server(msgspec.Struct, frozen=True, kw_only=True):
     """Server, database and role that a connection uses."""
 
     database: str

@@ -5,9 +5,9 @@ Seats and work are read from PostgreSQL's own lists of sessions and locks, so th
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from hermes_state.store.locks import locks
 from hermes_state.store.seats import KEEPER, LockKind, NodeInfo, account_lock
@@ -55,8 +55,7 @@ FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'hermes-gateway%' AND pid <> pg_backend_pid()"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow(NodeInfo):
+class NodeRow(NodeInfo, frozen=True, kw_only=True):
     """A node that has, or had, a seat."""
 
     pid: int
@@ -66,8 +65,7 @@ class NodeRow(NodeInfo):
     is_alive: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStatus:
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     label: str
@@ -83,8 +81,7 @@ class NodeStatus:
     chats: list[str]  # names of the chats in which it works
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerHealth:
+class ServerHealth(msgspec.Struct, frozen=True, kw_only=True):
     connections: int  # gateway connections to the database
     busy: int  # gateway connections in a transaction
     lock_waits: int
@@ -95,8 +92,7 @@ class ServerHealth:
     """Percentage of the server's notification queue in use."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterStatus:
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All nodes of a database, the number of waiting messages, and the server's load."""
 
     nodes: list[NodeStatus]

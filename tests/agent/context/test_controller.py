@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.context.cuts import SkipReason
 from agent.context.limits import ContextSettings

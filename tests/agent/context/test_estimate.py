@@ -1,12 +1,12 @@
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.context.estimate import Estimator
 from agent.model.base import ModelRequest, ToolSchema

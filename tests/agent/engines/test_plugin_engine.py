@@ -5,11 +5,11 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from agent.context.compressor import Compressor, Engine
 from agent.context.cuts import SkipReason

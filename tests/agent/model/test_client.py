@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.model.base import Caps, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.catalog import Price

@@ -8,11 +8,12 @@ import re
 import stat
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.settings import WorkspaceSettings
 from agent.tools.files.file_tools import file_tools

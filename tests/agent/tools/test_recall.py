@@ -1,10 +1,10 @@
 """Search and reading of earlier messages in the same conversation."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolContext, ToolRegistry, ToolReply

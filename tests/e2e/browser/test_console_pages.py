@@ -1,11 +1,11 @@
 """Every page of the console in a real browser, on a phone and a desktop, in both colour schemes, with much data."""
 
-import dataclasses
 import os
 import re
 import time
 from pathlib import Path
 
+import msgspec
 from selenium.webdriver.common.keys import Keys
 
 from gateway.console.handler import PAGES
@@ -35,7 +35,7 @@ def add_everything(db: Connection) -> None:
     assert newest is not None
     set_title(db, newest.id, CORPUS[0])
     for number, text in enumerate(CORPUS):
-        insert_call(db, (chat, None, None, None), dataclasses.replace(CALL, model=text, route=text), now)
+        insert_call(db, (chat, None, None, None), msgspec.structs.replace(CALL, model=text, route=text), now)
         db.execute(
             """UPDATE compressions SET focus = ?, model = ?, created_at = ?
             WHERE id = (SELECT id FROM compressions ORDER BY id DESC LIMIT 1 OFFSET ?)""",

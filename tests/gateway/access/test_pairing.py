@@ -2,9 +2,9 @@
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.access.pairing import (
     CODE_MINUTES,

@@ -1,9 +1,9 @@
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.access.permissions import AccessControl, AccessResult
 from hermes_state.admin import pairings

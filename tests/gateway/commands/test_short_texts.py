@@ -1,9 +1,9 @@
 """Texts that fit on a phone: help, lists and their pages."""
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.commands.table import REGISTRY
 from hermes_state.values import Button, InputKind

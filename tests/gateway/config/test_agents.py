@@ -1,12 +1,12 @@
 """Agents and routes in the configuration: what an agent inherits, which route wins, and what is refused."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.agents import AgentRoute, route_for_chat

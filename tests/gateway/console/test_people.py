@@ -1,10 +1,10 @@
 """Invitations to the web chat on the page of people."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.console.people import invite, revoke
 from gateway.console.registry import ConsoleContext

@@ -2,10 +2,10 @@
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, apply_edit
 from hermes_state import inbox, journal, outbox

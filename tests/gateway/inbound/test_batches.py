@@ -3,10 +3,10 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.inbound.intake import MAX_WAITING
 from hermes_state.chats import ensure_chat

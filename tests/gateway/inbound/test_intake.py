@@ -1,9 +1,9 @@
 """Intake: access checks, and storage before acknowledgement."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.inbound.intake import NO_ACCESS
 from hermes_state.errors import StoreUnavailable

@@ -1,6 +1,6 @@
 """Rate limits, which never prevent a `/stop`."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gateway.access.permissions import RateLimiter
 from gateway.inbound.intake import COMMANDS_PER_MINUTE, TOO_FAST

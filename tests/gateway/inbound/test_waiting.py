@@ -1,8 +1,7 @@
 """Notices about a message that cannot be stored: first that it waits, later that it continues."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gateway.inbound.admission import GOES_ON, WAITS
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable

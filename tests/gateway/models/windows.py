@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import orjson
 
 from agent.context.compressor import Engine
@@ -39,7 +40,7 @@ class CountingModel(ScriptedModel):
         reply = await super().complete(request, on_text)
         sent = chat_messages(request.system, request.transcript, request.style)
         count = len(orjson.dumps([sent, [tool.parameters for tool in request.tools]])) // 4
-        return replace(reply, usage=CanonicalUsage(input=self.reported or count, output=10))
+        return msgspec.structs.replace(reply, usage=CanonicalUsage(input=self.reported or count, output=10))
 
     async def echo(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         if request.max_output_tokens is not None:

@@ -7,12 +7,12 @@ import json
 import os
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec.structs import asdict
 
 from agent.engines.loader import FOLDER
 from agent.model.catalog import SizeSource

@@ -3,7 +3,6 @@
 import asyncio
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, date, timedelta
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from agent.model.base import Payer

@@ -4,11 +4,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from sqlite3 import Connection
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.model.base import FinishReason, ModelReply, ModelRequest

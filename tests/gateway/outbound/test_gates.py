@@ -1,8 +1,8 @@
 import asyncio
 import gc
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.outbound.adapters import FloodControl, Gate, GateRegistry
 from hermes_state.errors import RateLimited

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from sqlite3 import Connection
 from zoneinfo import ZoneInfo
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.model.wire import WireStyle, chat_messages
 from agent.tools.schedules.times import next_occurrence

@@ -1,10 +1,10 @@
 """Approval requests: expiry, answers, and turns that continue afterwards."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.tools.registry import Tool, ToolContext, tool
 from gateway.turns.runner import MAX_RESTARTS

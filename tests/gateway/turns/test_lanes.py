@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.model.base import ModelReply, ModelRequest

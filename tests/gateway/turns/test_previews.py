@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from agent.model.base import ModelReply, ModelRequest
 from gateway.outbound.adapters import FloodControl, Gate

@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import chain
 from sqlite3 import Connection
 from typing import Any
+
+from msgspec.structs import replace
 
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.store.writer import Store

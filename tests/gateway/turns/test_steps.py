@@ -1,9 +1,9 @@
 """The line about a turn's steps, and the buttons of messages that apply only for a time."""
 
-from dataclasses import replace
 from time import monotonic
 
 import pytest
+from msgspec.structs import replace
 
 from agent.tools.registry import Step, StepWords
 from gateway.outbound.adapters import FloodControl, Gate

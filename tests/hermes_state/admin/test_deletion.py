@@ -1,10 +1,10 @@
 import asyncio
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hermes_state import attachments, outbox
 from hermes_state.admin.deletion import (

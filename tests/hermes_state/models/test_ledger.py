@@ -1,5 +1,6 @@
 import sqlite3
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from hermes_state.admin.lineage_tree import load_prompt_sizes
 from hermes_state.admin.why import load_why

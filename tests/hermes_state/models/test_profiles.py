@@ -1,10 +1,10 @@
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.engines.sqlite.store import SqliteStore

@@ -1,7 +1,8 @@
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from hermes_state.store.locks import EVERYTHING, LockKeys, locks, locks_of, place_of
 from hermes_state.store.sql import Connection

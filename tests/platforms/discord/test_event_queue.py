@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hermes_state.errors import (
     ChatUnreachable,

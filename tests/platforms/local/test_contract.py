@@ -1,10 +1,10 @@
 """The local web chat keeps the contract of all adapters."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.platforms.contract import AdapterContract, AdapterHarness, request
 from tests.platforms.local.harness import LocalHarness

@@ -1,9 +1,9 @@
 """One timeline of stored and recent entries."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from hermes_state.attachments import StoredFile, insert
 from hermes_state.chats import ensure_chat

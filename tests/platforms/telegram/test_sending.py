@@ -3,11 +3,11 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hermes_state.errors import (
     ChatMoved,

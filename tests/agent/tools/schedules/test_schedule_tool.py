@@ -1,10 +1,10 @@
 """The tool `schedule`: permissions, and the approval question."""
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from agent.tools.approvals import CallPlan, question_about
 from agent.tools.offers import OfferRegistry, OpenAccess, Policy

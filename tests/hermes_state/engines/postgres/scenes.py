@@ -5,10 +5,11 @@ the agent passes to the store.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeAlias
+
+from msgspec.structs import replace
 
 from gateway.access.pairing import approve_pairing, offer_pairing, revoke_pairing
 from gateway.access.permissions import AccessControl

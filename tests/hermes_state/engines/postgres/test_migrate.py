@@ -1,10 +1,10 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from hermes_state.chats import load_chat
 from hermes_state.engines.postgres.migrate import (
