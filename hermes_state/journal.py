@@ -118,11 +118,11 @@ def start_turn(
     first = f"""coalesce((SELECT i.sender_ref FROM inbox i WHERE i.id IN (:{", :".join(ids)})
       ORDER BY CASE i.kind WHEN 'message' THEN 0 ELSE 1 END, i.id LIMIT 1), '')"""
     started = db.execute(START.format(first, ""), {"now": now, "chat_id": chat_id, **ids})  # read with the rows
-    rows = inbox.load_rows(db, inbox_ids)
+    rows, turn = inbox.load_rows(db, inbox_ids), started.fetchone()
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows are gone")
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0]).sender_ref
-    turn_id, lineage_id, has_ratings = started.fetchone() or (*_insert_turn(db, chat_id, starter, now), True)
+    turn_id, lineage_id, has_ratings = turn or (*_insert_turn(db, chat_id, starter, now), True)
     if shows_talk:
         talk.show(db, chat_id, lineage_id, turn_id, now)
     _bind(db, turn_id, lineage_id, rows, prepared, now, has_ratings=has_ratings)

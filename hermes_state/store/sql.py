@@ -14,6 +14,7 @@ conversion: enums by value, booleans from 0 and 1, msgspec structs from JSON.
 import asyncio
 import contextlib
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -204,7 +205,7 @@ class WriteRequest:
         """
         try:
             with nested(db) if is_nested else contextlib.nullcontext():
-                self.result = self.fn(db, *self.args, **self.kwargs)
+                self.result = self._call(db)
             self.error = None
         except BaseException as error:  # passed on to the waiting caller
             if ends_batch(error):
@@ -214,6 +215,14 @@ class WriteRequest:
             self.error = error
         if not db.in_transaction:
             raise StoreUnavailable(_BROKEN_OFF)
+
+    def _call(self, db: Connection) -> Any:
+        try:
+            return self.fn(db, *self.args, **self.kwargs)
+        except BaseException as error:
+            # A cursor in a frame whose rows are not all read keeps its statement open. SQLite then refuses to commit.
+            traceback.clear_frames(error.__traceback__)
+            raise
 
     def fail(self, error: BaseException) -> None:
         """Raise the error in the caller, unless the caller has stopped waiting."""

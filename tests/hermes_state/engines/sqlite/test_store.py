@@ -408,3 +408,20 @@ def test_only_one_function_commits_writes() -> None:
     ]
     nobody_uses_yet = ["copy.py", "migrate.py", "migrate.py", "offline.py", "repair.py", "repair.py"]
     assert sorted(places) == sorted(["sql.py", *nobody_uses_yet])
+
+
+async def test_an_error_between_two_rows_does_not_disturb_other_writes(tmp_path: Path) -> None:
+    """A cursor that an error leaves half read must not keep its statement open."""
+
+    def fail(db: sqlite3.Connection) -> None:
+        unread = db.execute("INSERT INTO meta VALUES ('n1', 'a'), ('n2', 'b') RETURNING key")
+        assert unread.fetchone() == ("n1",)
+        raise ValueError("stopped between two rows")
+
+    async with closed_after(SqliteStore.open(tmp_path / "state.db", busy_seconds=1)) as store:
+        failed, _ = await asyncio.gather(
+            store.write(fail), store.write(save_note, "n3", "kept"), return_exceptions=True
+        )
+        assert isinstance(failed, ValueError)
+        await store.write(save_note, "n4", "later")
+        assert await store.read(count_notes) == 2
