@@ -15,7 +15,7 @@ HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 HEIGHT" font-
 <rect class="page" width="720" height="HEIGHT" rx="8"/>"""
 OURS, PEER, DASH = "hermes-gateway", "hermes-agent 0.19.0", "\u2013"
 SDK_CALL = "a call against the bare SDK: {}, streamed, 60 messages"
-SEARCH = "search 1,000,000 messages: {}, p50"
+SEARCH = "search 5,000,000 messages: {}, p50"
 
 
 class Chart(NamedTuple):
@@ -49,7 +49,7 @@ CHARTS = (
     ),
     Chart(
         "search.svg",
-        "Search in 1,000,000 messages, median",
+        "Search in 5,000,000 messages, median",
         (OURS,),
         {
             n: _cells(SEARCH.format(n))[:1]

@@ -1,17 +1,15 @@
-"""Measure the cost of compressing a conversation, without the model: `python -m bench.compression_bench [--quick]`.
+"""Measure the cost of compressing a conversation, without the model.
 
 Set `BENCH_PEER=/path/to/python` to compare with hermes-agent in the same run. That interpreter belongs to a separate
 virtual environment with `pip install hermes-agent==0.19.0`. hermes-agent compresses the same conversations, with the
 same stand-in for its model. The benchmark also works without it.
 """
 
-import argparse
 import asyncio
 import contextlib
 import gc
 import itertools
 import json
-import logging
 import os
 import statistics
 import sys
@@ -22,7 +20,6 @@ from pathlib import Path
 from sqlite3 import Connection
 
 import msgspec
-import structlog
 from msgspec.structs import replace
 
 from agent.context.compressor import Compressor
@@ -35,7 +32,7 @@ from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.client import ModelClient
 from bench import peer_compressor
 from bench.conversation import Chat, Conversation, Tools, as_chat_messages, as_new_message
-from bench.measure import PEER, Measure, NoFailures, in_turns, peer_output, table
+from bench.measure import PEER, Measure, NoFailures, in_turns, peer_output
 from gateway.daemon.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
@@ -100,24 +97,12 @@ class StandIn:
 def run(quick: bool) -> list[Measure]:
     """Return every figure for compressions."""
     rounds = 5 if quick else 9
-    with _quiet():
-        return [
-            *_cost(rounds),
-            *asyncio.run(_against_peer(3 if quick else 5)),
-            asyncio.run(_stall(rounds)),
-            asyncio.run(_split(rounds)),
-        ]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Disable the log, whose cost would be measured too."""
-    before = structlog.get_config()["wrapper_class"]
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    try:
-        yield
-    finally:
-        structlog.configure(wrapper_class=before)
+    return [
+        *_cost(rounds),
+        *asyncio.run(_against_peer(3 if quick else 5)),
+        asyncio.run(_stall(rounds)),
+        asyncio.run(_split(rounds)),
+    ]
 
 
 # ---- processor time
@@ -368,15 +353,3 @@ tool_name, created_at FROM messages WHERE id = ?"""
 _COPY = """INSERT INTO messages (session_id, seq, chat_id, lineage_id, role, origin, text, body, sender_ref,
 sender_name, turn_id, tool_call_id, tool_name, created_at, indexed)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)"""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    measures = run(parser.parse_args().quick)
-    print(table(measures))
-    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
-
-
-if __name__ == "__main__":
-    main()

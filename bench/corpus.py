@@ -12,6 +12,9 @@ PHRASE = "copper lantern festival"
 COMMON = "the"
 """Word that most messages contain."""
 
+TWO_COMMON = "haro tasu"
+"""Two words with a meaning that each occur in about one message in four, in the corpus with seed 4."""
+
 CHINESE = "数据"
 """Two Chinese characters that about one message in a hundred contains."""
 

@@ -1,11 +1,9 @@
-"""Measure the speed of the store: `python -m bench.store_bench [--quick | --messages N]`.
+"""Measure the speed of the store.
 
 The yardsticks are plain sqlite3 on the same disk in the same run. They and our store take turns, so that other load on
-the machine affects both. Each run creates a large database in a temporary folder (about a minute and 600 MB). `--quick`
-uses a tenth of the messages. `--messages` measures only searches, in N messages.
+the machine affects both.
 """
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -18,13 +16,24 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from bench.bare_writer import BareWriter
-from bench.corpus import PHRASE, RARE, Corpus
-from bench.measure import Measure, table
-from bench.searches import NOW, batched, fill, message, raw_connection, start, timed_searches, usual_searches
+from bench.compression_bench import heartbeat
+from bench.corpus import RARE, TWO_COMMON, Corpus
+from bench.measure import Measure
+from bench.searches import (
+    NOW,
+    Search,
+    batched,
+    full_home,
+    message,
+    raw_connection,
+    start,
+    stored_messages,
+    timed_searches,
+    usual_searches,
+)
 from hermes_state.engines.sqlite.index import add_words
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.engines.sqlite.store import SqliteStore
-from hermes_state.search.full_text import search_and_tell
 from hermes_state.sessions import Session, load_tip
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import append
@@ -33,33 +42,17 @@ from hermes_state.values import LineageId
 P = ParamSpec("P")
 T = TypeVar("T")
 
-RARE_CHAT = 17
-"""Number of the chat that contains the rare word."""
-DIFFERENT_MESSAGES = 1_000_000
-"""Maximum number of distinct messages. A larger database repeats them."""
+_SEARCHES = [
+    *usual_searches(rare=5, phrase=20, common=8, chinese=10),
+    Search(name="two common words in one chat", query=TWO_COMMON, bar=10, is_in_one_chat=True),
+    Search(name="a misspelt word", query=RARE.replace("i", ""), bar=40),
+]
 
 
 def run(quick: bool) -> list[Measure]:
-    """Run every measurement of the store. `quick`: with a tenth of the rows."""
+    """Run every measurement of the store."""
     with tempfile.TemporaryDirectory(prefix="store-bench-") as folder:
-        return asyncio.run(_run(Path(folder), 100_000 if quick else 1_000_000, 5 if quick else 9))
-
-
-def run_searches(messages: int) -> list[Measure]:
-    """Run only the search measurements, in this many messages."""
-    with tempfile.TemporaryDirectory(prefix="store-bench-") as folder:
-        return asyncio.run(_run_searches(Path(folder) / "big.db", messages))
-
-
-async def _run_searches(path: Path, messages: int) -> list[Measure]:
-    await (await SqliteStore.open(path)).close()
-    fill(path, min(messages, DIFFERENT_MESSAGES))
-    _repeat(path, messages)
-    store = await SqliteStore.open(path)
-    try:
-        return await _searches(store, messages)
-    finally:
-        await store.close()
+        return asyncio.run(_run(Path(folder), stored_messages(quick), 5 if quick else 9))
 
 
 async def _run(folder: Path, messages: int, rounds: int) -> list[Measure]:
@@ -67,14 +60,12 @@ async def _run(folder: Path, messages: int, rounds: int) -> list[Measure]:
         *await _awaited_writes(folder, rounds),
         await _search_index_cost(folder, rounds),
         _search_index_size(folder),
-        await _tip_lookup(folder),
+        await _tip_lookup(folder, rounds),
     ]
-    big = folder / "big.db"
-    await (await SqliteStore.open(big)).close()
-    fill(big, messages)
-    store = await SqliteStore.open(big)
+    store = await SqliteStore.open(await full_home(messages) / "state.db")
     try:
-        return [*measures, *await _searches(store, messages), *await _stalls(store, messages)]
+        searches = await timed_searches(store, f"{messages:,} messages", _SEARCHES)
+        return [*measures, *searches, *await _stalls(store, messages, rounds)]
     finally:
         await store.close()
 
@@ -109,35 +100,32 @@ async def _awaited_writes(folder: Path, rounds: int) -> list[Measure]:
     with raw_connection(folder / "raw.db") as raw, _bare(folder / "bare.db") as bare:
         _create(raw)
         for _ in range(rounds):
-            raw_times += [_timed(_insert_and_commit, raw, text) for text in texts]
-            raw_rates.append(len(texts) / sum(raw_times[-len(texts) :]))
+            times = [_timed(_insert_and_commit, raw, text) for text in texts]
+            raw_times.append(statistics.median(times) * 1e6)
+            raw_rates.append(len(texts) / sum(times))
+            times = []
             for text in texts:
                 began = time.perf_counter()
                 await store.write(_insert, text)
-                our_times.append(time.perf_counter() - began)
+                times.append(time.perf_counter() - began)
+            our_times.append(statistics.median(times) * 1e6)
             our_rates.append(await _rate_of_a_hundred(lambda text: store.write(_insert, text), texts[:50]))
             bare_rates.append(await _rate_of_a_hundred(bare.write, texts[:50]))
     await store.close()
     return [
-        Measure(
-            name="awaited write, p50",
-            ours=statistics.median(our_times) * 1e6,
-            yardstick=statistics.median(raw_times) * 1e6,
-            unit="µs",
-            bar=2,
-        ),
+        Measure(name="awaited write, p50", ours=our_times, yardstick=raw_times, unit="µs", bar=2),
         Measure(
             name="100 writers, each awaiting its commit",
-            ours=statistics.median(our_rates),
-            yardstick=statistics.median(raw_rates),
+            ours=our_rates,
+            yardstick=raw_rates,
             unit="writes/s",
             bar=10,
             at_least=True,
         ),
         Measure(
             name="100 writers, against bare futures and one executemany",
-            ours=statistics.median(our_rates),
-            yardstick=statistics.median(bare_rates),
+            ours=our_rates,
+            yardstick=bare_rates,
             unit="writes/s",
             bar=0.8,
             at_least=True,
@@ -180,13 +168,13 @@ async def _search_index_cost(folder: Path, rounds: int) -> Measure:
             await stores[side].write(append, sessions[side].id, message(text), NOW)
         while side == 0 and await stores[0].write(add_words):
             pass
-        times[side].append((time.perf_counter() - began) / len(texts))
+        times[side].append((time.perf_counter() - began) * 1e6 / len(texts))
     for store in stores:
         await store.close()
     return Measure(
         name="awaited append with search index, against without",
-        ours=statistics.median(times[0]) * 1e6,
-        yardstick=statistics.median(times[1]) * 1e6,
+        ours=times[0],
+        yardstick=times[1],
         unit="µs",
         bar=2.2,
     )
@@ -219,7 +207,7 @@ def _search_index_size(folder: Path) -> Measure:
 # --- lineage
 
 
-async def _tip_lookup(folder: Path) -> Measure:
+async def _tip_lookup(folder: Path, rounds: int) -> Measure:
     """Measure the look-up of a conversation's newest session, among 1,000 sessions compared with one."""
 
     def chain(db: sqlite3.Connection, chat_ref: str, length: int) -> LineageId:
@@ -233,87 +221,45 @@ async def _tip_lookup(folder: Path) -> Measure:
         return root.lineage_id
 
     def look_up(db: sqlite3.Connection, lineages: tuple[LineageId, LineageId]) -> tuple[float, float]:
-        times = [[_timed(load_tip, db, lineage) for lineage in lineages] for _ in range(5_000)]
+        times = [[_timed(load_tip, db, lineage) for lineage in lineages] for _ in range(1_000)]
         short, long = zip(*times, strict=True)
-        return statistics.median(short), statistics.median(long)
+        return statistics.median(short) * 1e6, statistics.median(long) * 1e6
 
     store = await SqliteStore.open(folder / "lineage.db")
     for number in range(2_000):
         await store.write(start, f"other-{number}")
     lineages = await store.write(chain, "short", 1), await store.write(chain, "long", 1_000)
     await store.write(lambda db: db.execute("ANALYZE"))
-    short, long = await store.read(look_up, lineages)
+    short, long = zip(*[await store.read(look_up, lineages) for _ in range(rounds)], strict=True)
     await store.close()
-    return Measure(name="tip look-up, chain of 1,000", ours=long * 1e6, yardstick=short * 1e6, unit="µs", bar=1.5)
+    return Measure(name="tip look-up, chain of 1,000", ours=long, yardstick=short, unit="µs", bar=1.5)
 
 
-# --- a million messages
+# --- many messages
 
 
-def _repeat(path: Path, messages: int) -> None:
-    """Copy the messages until the database has `messages` messages."""
-    again = """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, indexed, created_at)
-      SELECT session_id, chat_id, lineage_id, seq + :first, role, origin, text, 1, created_at
-      FROM messages WHERE id > :said AND id <= :until"""
-    with raw_connection(path) as db:
-        for first in range(DIFFERENT_MESSAGES, messages, 5_000):
-            said = first % DIFFERENT_MESSAGES
-            until = said + min(5_000, messages - first)
-            db.execute(again, {"first": first // DIFFERENT_MESSAGES * DIFFERENT_MESSAGES, "said": said, "until": until})
-            while add_words(db):
-                pass
-
-
-async def _searches(store: Store, messages: int) -> list[Measure]:
-    searches = usual_searches(rare=5, phrase=5, common=5 if messages <= DIFFERENT_MESSAGES else 8, chinese=10)
-    measures = await timed_searches(store, f"{messages:,} messages", searches)
-    return [*measures, await _search_in_other_words(store, messages)]
-
-
-async def _search_in_other_words(store: Store, messages: int) -> Measure:
-    """Measure a search in one chat for common words, a word that only other chats contain, and a misspelt rare word."""
-    lineage_of = "SELECT s.lineage_id FROM sessions s JOIN chats c ON c.id = s.chat_id WHERE c.chat_ref = ?"
-    lineage_id = await store.read(lambda db: LineageId(db.execute(lineage_of, (f"chat-{RARE_CHAT}",)).fetchone()[0]))
-    query = f"the of and {PHRASE.split()[-1]} {RARE.replace('i', '')}"
-    times = []
-    for _ in range(30):
-        began = time.perf_counter()
-        hits, words = await store.read(search_and_tell, query, lineage_id=lineage_id)
-        times.append(time.perf_counter() - began)
-        assert any(RARE in hit.text for hit in hits), f"{RARE} must be found"
-        assert words == (RARE,), f"{words} is not the word that only this chat contains"
-    name = f"search {messages:,} messages: by fewer words and one misspelt, p50"
-    return Measure(name=name, ours=statistics.median(times) * 1e3, unit="ms", bar=150)
-
-
-async def _stalls(store: Store, messages: int) -> list[Measure]:
+async def _stalls(store: Store, messages: int, rounds: int) -> list[Measure]:
     """Measure the longest waits while ten chats append 10,000 messages to a full database."""
     sessions = [await store.write(start, f"stall-{number}") for number in range(10)]
     texts = list(Corpus(5).messages(1_000))
-    waits: list[float] = []
-    lags: list[float] = []
 
-    async def converse(session: Session) -> None:
+    async def longest_wait(session: Session) -> float:
+        longest = 0.0
         for text in texts:
             began = time.perf_counter()
             await store.write(append, session.id, message(text), NOW)
-            waits.append(time.perf_counter() - began)
+            longest = max(longest, time.perf_counter() - began)
+        return longest * 1e3
 
-    async def watch() -> None:
-        while True:
-            began = time.perf_counter()
-            await asyncio.sleep(0.001)
-            lags.append(time.perf_counter() - began - 0.001)
-
-    watching = asyncio.create_task(watch())
-    await asyncio.gather(*(converse(session) for session in sessions))
-    watching.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await watching
+    stalls, waits = [], []
+    for _ in range(rounds):
+        async with heartbeat() as lags:
+            waits.append(max(await asyncio.gather(*map(longest_wait, sessions))))
+        stalls.append(max(lags) * 1e3)
     name = f"10,000 appends to {messages:,} messages: longest"
     return [
-        Measure(name=f"{name} stall of the event loop", ours=max(lags) * 1e3, unit="ms", bar=100),
-        Measure(name=f"{name} wait for the writer", ours=max(waits) * 1e3, unit="ms", bar=100),
+        Measure(name=f"{name} stall of the event loop", ours=stalls, unit="ms", bar=100),
+        Measure(name=f"{name} wait for the writer", ours=waits, unit="ms", bar=100),
     ]
 
 
@@ -332,17 +278,3 @@ def _schema_only(path: Path) -> Iterator[sqlite3.Connection]:
     with raw_connection(path) as db:
         migrate(db, path)
         yield db
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="100,000 messages instead of a million")
-    parser.add_argument("--messages", type=int, help="searches alone, among so many messages")
-    args = parser.parse_args()
-    measures = run_searches(args.messages) if args.messages is not None else run(args.quick)
-    print(table(measures))
-    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
-
-
-if __name__ == "__main__":
-    main()
