@@ -196,8 +196,13 @@ async def _drain_within(parts: Parts, seconds: float) -> None:
 
 
 def _freeze_memory() -> None:
-    """Exclude the SDKs' objects from garbage collection, because scanning all of them would block the event loop."""
+    """Exclude the SDKs' objects from garbage collection, because scanning all of them would block the event loop.
+
+    For the same reason, collect rarely. A message leaves almost no reference cycles, but 200 answers that stream keep
+    60,000 objects alive.
+    """
     gc.freeze()
+    gc.set_threshold(10_000, 50, 20)
     gc.enable()
     gc.collect()  # also resets the collector's threshold, which depends on the number of remaining objects
 

@@ -69,3 +69,17 @@ def test_cryptography_can_be_imported_after_telegram() -> None:
     code = "import platforms.telegram; import cryptography.hazmat.primitives.hashes"
     pytest.importorskip("cryptography")
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_objects_of_many_running_turns_are_not_scanned_again_and_again() -> None:
+    code = """
+import gc
+from gateway.daemon import run
+scans = []
+run._freeze_memory()
+gc.callbacks.append(lambda phase, facts: scans.append(facts["generation"]))
+kept = [[] for _ in range(60_000)]
+print(*set(scans))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["0"]
