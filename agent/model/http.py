@@ -195,13 +195,14 @@ class HttpChatModel(HttpModel, ABC):
     async def _read(self, payload: bytes, reply: ReplyBuilder, bound: asyncio.Timeout) -> None:
         """Read a reply to its end. Each piece that arrives extends the timeout `bound`."""
         loop = asyncio.get_running_loop()
-        advanced = 0.0
+        advanced, seconds = 0.0, self._endpoint.read_seconds
+        slack = min(1.0, seconds / 10)  # setting a timer for each word would cost as much as reading it
 
         def advance() -> None:
             nonlocal advanced
-            if (now := loop.time()) > advanced + 0.02:  # setting a timer for each word would cost as much as reading it
+            if (now := loop.time()) > advanced + slack:
                 advanced = now
-                bound.reschedule(now + self._endpoint.read_seconds + 0.1)  # on silence, the HTTP timeout fires first
+                bound.reschedule(now + seconds + slack + 0.1)  # on silence, the HTTP timeout fires first
 
         def begin_whole() -> None:
             reply.is_stream = False
@@ -210,14 +211,17 @@ class HttpChatModel(HttpModel, ABC):
         await make_way()
         with self._translated(reply.request):
             async with aclosing(await self._client.post(self._address, content=payload, **OPEN_RESPONSE)) as response:
-                pieces = response.aiter_raw()  # already decompressed
-                slice_end = time.perf_counter() + SLICE_SECONDS
+                pieces = aiter(response.stream)  # already decompressed; `aiter_raw` would copy each piece
+                slice_end = seen = time.perf_counter()
                 async for event in read_events(pieces, begin_whole):
+                    if (now := time.perf_counter()) > seen + SLICE_SECONDS:
+                        slice_end = now + SLICE_SECONDS  # other tasks ran while this one waited for the event
                     before = reply.length
                     reply.add(event)
                     if reply.length > before:
                         advance()
                     slice_end = await checkpoint(slice_end)
+                    seen = time.perf_counter()
                 bound.reschedule(loop.time() + 1.0)
                 with suppress(httpx2.HTTPError, aiohttp.ClientError):
                     async for _ in pieces:  # read to the end, so that the connection can be reused

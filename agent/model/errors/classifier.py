@@ -52,14 +52,16 @@ def stream_error(body: object, request: ModelRequest | None = None) -> ModelErro
 
 def error_in(event: object) -> object:
     """Return the error object in an event or reply, or None if it has no error."""
-    if not isinstance(event, Mapping):
+    if not isinstance(event, dict):
         return None
     base = event.get("base_resp")  # MiniMax
     if event.get("error") or (isinstance(base, Mapping) and base.get("status_code")):
         return event
-    if not any(isinstance(event.get(key), str | list) for key in ("message", "msg", "detail", "error_msg")):
+    if event.get("choices") is not None:
         return None  # the most common case
-    is_reply = any(event.get(key) is not None for key in ("choices", "output", "content", "usage"))
+    if not any(isinstance(event.get(key), str | list) for key in ("message", "msg", "detail", "error_msg")):
+        return None
+    is_reply = any(event.get(key) is not None for key in ("output", "content", "usage"))
     return None if is_reply else event
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.model import http
 from agent.model.base import ChatModel, Endpoint, FinishReason, ModelReply, ModelRequest
 from agent.model.errors import sentence_for
 from agent.model.protocols.anthropic import AnthropicModel
@@ -232,6 +233,23 @@ async def test_other_tasks_run_while_a_stream_has_data(model: ChatModel, llm: LL
         other.cancel()
         await model.close()
     assert len(seen) == len(set(seen)) == 40
+
+
+async def test_waiting_for_an_event_starts_a_new_slice(
+    model: ChatModel, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tasks run during the wait, so another pause after each event would only cost time."""
+    script(llm, text="x" * 6, chunk_chars=1, chunk_delay=0.05)
+    ends: set[float] = set()
+
+    async def checkpoint(slice_end: float) -> float:
+        ends.add(slice_end)
+        return slice_end
+
+    monkeypatch.setattr(http, "checkpoint", checkpoint)
+    await model.complete(request(), lambda _: None)
+    await model.close()
+    assert len(ends) > 1
 
 
 @pytest.mark.parametrize(("slice_seconds", "others"), [(60.0, []), (0.0, ["somebody else"])])
