@@ -22,8 +22,6 @@ from platforms.text import UNREADABLE, parsed_json
 MAX_BODY_BYTES = 16_000_000
 """Maximum size of a response, in bytes. A batch of updates is about a tenth of this size."""
 
-_URL_ENCODED = "application/x-www-form-urlencoded"
-
 CLOSE_SECONDS = 5
 """Maximum time to close connections, in seconds, because an unreachable peer never confirms the close."""
 
@@ -176,8 +174,8 @@ class BotApiRequest(BaseRequest):
 
 
 def _encoded(request_data: RequestData) -> aiohttp.FormData | aiohttp.BytesPayload:
-    if not request_data.contains_files:  # encoding a form takes twice as long
-        return aiohttp.BytesPayload(request_data.url_encoded_parameters().encode(), content_type=_URL_ENCODED)
+    if not request_data.contains_files:  # encoding a form takes several times as long
+        return aiohttp.BytesPayload(orjson.dumps(request_data.parameters), content_type="application/json")
     # Quoting would show people file names with %20.
     form = aiohttp.FormData(request_data.json_parameters, quote_fields=False)
     for name, (filename, content, mime) in request_data.multipart_data.items():

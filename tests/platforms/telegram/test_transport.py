@@ -12,6 +12,7 @@ from platforms.telegram.transport import BotApiRequest
 
 TOKEN = "1:LABTOKEN"
 ROOT = "http://api.example.test"
+TYPED = '{"chat_id":1,"action":"a & b"}'
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
@@ -54,7 +55,7 @@ async def opened() -> AsyncIterator[BotApiRequest]:
 
 
 async def type_in(request: BotApiRequest, root: str = ROOT) -> bool:
-    """Show the typing indicator in a chat: an SDK call with two parameters."""
+    """Show the typing indicator in a chat: an SDK call with two parameters, sent as JSON."""
     bot = telegram.Bot(TOKEN, base_url=f"{root}/bot", request=request, get_updates_request=request)
     return await bot.send_chat_action(1, "a & b")
 
@@ -66,7 +67,7 @@ async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, proxy)
         async with opened() as request:
             assert await type_in(request) is True
-    assert asked == [f"POST {ROOT}/bot{TOKEN}/sendChatAction HTTP/1.1 chat_id=1&action=a+%26+b"]
+    assert asked == [f"POST {ROOT}/bot{TOKEN}/sendChatAction HTTP/1.1 {TYPED}"]
 
 
 async def test_a_proxy_set_later_is_used_by_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,4 +87,4 @@ async def test_without_a_proxy_the_environment_is_not_searched(monkeypatch: pyte
     asked: list[str] = []
     async with listening(asked) as server, opened() as request:
         assert await type_in(request, server) is True
-    assert asked == [f"POST /bot{TOKEN}/sendChatAction HTTP/1.1 chat_id=1&action=a+%26+b"]
+    assert asked == [f"POST /bot{TOKEN}/sendChatAction HTTP/1.1 {TYPED}"]
