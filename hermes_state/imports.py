@@ -17,19 +17,24 @@ _contexts = list["ssl.SSLContext"]()
 
 
 @contextmanager
-def without(*names: str) -> Iterator[None]:
+def without(*names: str, **others: str) -> Iterator[None]:
     """Make imports of these modules fail inside the `with` block, unless they are already imported.
+
+    `others`: modules whose imports return another module there, by name.
 
     >>> with without("antigravity"):
     ...     import antigravity
     Traceback (most recent call last):
     ModuleNotFoundError: import of antigravity halted; None in sys.modules
     """
-    refused = [name for name in names if sys.modules.setdefault(name, None) is None]  # type: ignore[arg-type]
+    given: dict[str, Any] = dict.fromkeys(names)
+    given |= {name: importlib.import_module(other) for name, other in others.items()}
+    replaced = given.keys() - sys.modules.keys()
+    sys.modules.update((name, given[name]) for name in replaced)
     try:
         yield
     finally:
-        for name in refused:
+        for name in replaced:
             del sys.modules[name]
 
 

@@ -53,7 +53,7 @@ asyncio.run(made())
 print(*sys.modules, sep=chr(10))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    unused = {"click", "cryptography", "trio", "h11", "openai.types.chat", "openai.types.responses"}
+    unused = {"httpx", "httpcore", "cryptography", "trio", "h11", "openai.types.chat", "openai.types.responses"}
     unused.add("openai.types.shared.metadata")
     assert set(done.stdout.split()) & unused == set()
 
