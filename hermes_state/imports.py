@@ -1,13 +1,14 @@
 """Speed up imports by skipping unused parts of libraries."""
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import ssl  # imported late, because most commands of the command line do not need it
@@ -68,6 +69,24 @@ def defer(name: str) -> None:
     sys.modules[name] = package
     if parent:
         setattr(sys.modules[parent], name.removeprefix(f"{parent}."), package)  # as every import does
+
+
+class _LatePattern:
+    def __init__(self, pattern: str, flags: int) -> None:
+        self._source = (pattern, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        found = self.__dict__[name] = getattr(re.compile(*self._source), name)
+        return found
+
+
+def late_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Return a regular expression that is compiled when it is first used.
+
+    >>> late_pattern("[aeiou]").sub("*", "ships")
+    'sh*ps'
+    """
+    return cast(re.Pattern[str], _LatePattern(pattern, flags))
 
 
 def ssl_context() -> "ssl.SSLContext":

@@ -20,6 +20,7 @@ from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline, autolink, emphasis, escape, strikethrough
 from markdown_it.token import Token
 
+from hermes_state.imports import late_pattern
 from platforms.formulas import add_formulas, shown
 
 MAX_OPEN_BRACKETS = 6
@@ -45,9 +46,9 @@ _AUTOLINK = re.compile(r"<(?:(?:https?|ftps?|mailto|tel|tg):|[^\s<>:@]+@[^\s<>@]
 """Beginning of a link in angle brackets. Other text in angle brackets, such as `<std::string>`, is literal."""
 
 _WIDE = "\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U0001f000-\U0003ffff"
-_IS_WIDE = re.compile(rf"(?<=[{_WIDE}])[*~]{{2}}|[*~]{{2,}}(?=[{_WIDE}])")
+_IS_WIDE = late_pattern(rf"(?<=[{_WIDE}])[*~]{{2}}|[*~]{{2,}}(?=[{_WIDE}])")
 """Pattern for `**` next to text in a script without spaces, such as Chinese, where `**` begins or ends emphasis."""
-_IS_TEXT = re.compile(
+_IS_TEXT = late_pattern(
     rf"(?<=\w)\*(?=\w)|(?<=[^\W{_WIDE}])[*~]{{2,}}(?=[^\W{_WIDE}])|(?<=(\S))[*_~]++(?=\1)|(?<=/)[*_]++(?=[./\\])"
     r"|(?<=[\^\\])[*_~]++"
 )

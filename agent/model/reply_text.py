@@ -17,6 +17,8 @@ from io import StringIO
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
+from hermes_state.imports import late_pattern
+
 _NAMES: Final = (
     *("think", "thinking", "thought", "thoughts", "reasoning", "antthinking", "reasoning_scratchpad"),
     *("seed:think", "mm:think", "longcat_think"),
@@ -182,20 +184,20 @@ _SINGLE: Final = (
     r"\[TOOL_CALLS\]|<\|(?:python_tag|tool_call)\|>|\bfunctools(?=\s*\[)|^```tool_(?:code|call|use)s?\n"
     r"|^Action: ?\n?```json\n|^Action: ?(?=\w+\s*\nAction Input:)|^(?:tool|function)_call:\s*"
 )
-_WRAPPER: Final = re.compile(
+_WRAPPERS: Final = (
     rf"(?P<opens>{_OPENS})|(?P<closes>{_CLOSES})|{_SINGLE}|<{_BAR}(?:call|e[\w\u2581]+|im_end){_BAR}>|</s>"
-    r"|[\s,;)\]]+|```\w*",
-    re.MULTILINE,
+    r"|[\s,;)\]]+|```\w*"
 )
+_WRAPPER: Final = late_pattern(_WRAPPERS, re.MULTILINE)
 _ELEMENT: Final = rf"<{_PREFIX}(?:function(?:_call)?|invoke)(?:=|\s+name\s*=)"
 _HARMONY: Final = r"(?:<\|start\|>\w+)?<\|channel\|>\w+\s+to=|\bto=functions\."
-_BEGIN: Final = re.compile(
+_BEGIN: Final = late_pattern(
     rf"{_OPENS}|{_SINGLE}|{_ELEMENT}|{_HARMONY}|\[Calling tool|(?P<bare>\A\s*(?=[\[{{])|^(?=\[\w+\())",
     re.MULTILINE,
 )
-_BEGUN: Final = re.compile(
+_BEGUN: Final = late_pattern(
     # Group names are removed, because Python cannot restore groups inside possessive quantifiers.
-    rf"(?:{re.sub('P<[a-z]+>', ':', _WRAPPER.pattern)}){{0,16}}+(?:[\[{{]|{_ELEMENT}|.{{0,40}}(?:{_HARMONY})"
+    rf"(?:{re.sub('P<[a-z]+>', ':', _WRAPPERS)}){{0,16}}+(?:[\[{{]|{_ELEMENT}|.{{0,40}}(?:{_HARMONY})"
     r"|[\w.:-]{1,99}\s*[\[({<]|(?:<\w+>\s*)+[^<>]*</|\w+\s*\nAction Input:|\Z)",
     re.MULTILINE,
 )
@@ -203,7 +205,7 @@ _BEGUN: Final = re.compile(
 _SIGN: Final = re.compile(r"[<\[{`=]|(?:Action|_call):")
 """Pattern that every match of `_BEGIN` contains or looks ahead to. It is much faster."""
 _WORDS: Final = ("```tool_", "Action:\n```json", "to=functions.", "functools", "function_call:", "tool_call:")
-_PARTIAL: Final = re.compile(
+_PARTIAL: Final = late_pattern(
     r"(?:<[^<>\n]{0,48}|\[[A-Za-z_ ]{0,16}|^```tool_\w{0,4}|"
     rf"(?:(?:{_OPENS}|{_SINGLE})\s*)+(?:```\w*\n)?[^!?\n]{{0,80}}\n?|"
     r"<\|start\|>\w*(?:<[|\w]*>?[\w =.]*)?|<\|channel\|>[\w =.]*|^Action:[^\n]{0,60}(?:\n[\w ]{0,13})?|"
@@ -212,13 +214,13 @@ _PARTIAL: Final = re.compile(
     re.MULTILINE,
 )
 """Pattern for text at the end that could become a call when more text arrives."""
-_HEAD: Final = re.compile(
+_HEAD: Final = late_pattern(
     rf"{_ELEMENT}\s*[\"']?(?P<element>[\w.-]+)[\"']?\s*>?\s*|(?:<\|start\|>\w+)?(?:<\|channel\|>)?(?:\w+\s+)?"
     rf"(?:to=|call:|function<{_BAR}tool\u2581sep{_BAR}>|\[Calling tool:\s*)?(?:functions?[.:])?(?P<name>[\w.-]+)"
     rf"(?::\d+)?(?:\s|\[ARGS\]|\[CALL_ID\]\w+|<{_BAR}[\w\u2581]+{_BAR}>|```json|json|code|commentary|\()*"
     r"(?=\{|<arg_key>|</)|(?=[\[{])"
 )
-_PAIR: Final = re.compile(
+_PAIR: Final = late_pattern(
     rf"<{_PREFIX}param(?:eter)?(?:=|\s+name\s*=)\s*[\"']?([\w.-]+)[^>]*>\n?(.*?)\n?</{_PREFIX}param(?:eter)?>\s*"
     r"|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*",
     re.DOTALL,

@@ -6,6 +6,7 @@ a second to load. `preload` imports them before the first call.
 
 import asyncio
 import importlib
+import platform
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -17,7 +18,6 @@ from agent.context.model_handle import ModelHandle
 from agent.model.base import DEFAULT_MAX_TOKENS, ChatModel, Endpoint, ModelLimits, ModelReply, ModelRequest
 from agent.model.catalog import known_model, load_catalog, spellings
 from agent.model.client import CircuitState, ModelClient
-from agent.model.errors.answer import load_features
 from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import OfflineModel
 from agent.turn import Agent
@@ -274,12 +274,8 @@ class ClientRegistry:
 
 
 def preload(loaded: LoadedConfig) -> None:
-    """Import the protocol modules of all agents' models and read the TLS certificates.
-
-    Compile the patterns of provider errors first. The first request to a provider is often refused, and the event loop
-    would compile them at the same time.
-    """
-    load_features()
+    """Import the protocol modules of all agents' models and read the TLS certificates."""
+    platform.platform()  # starts a process; `openai` needs the result for its first request
     config, routes = loaded.config, routes_of_agents(loaded)
     protocols = {route.protocol for route in routes if missing_extra(route.protocol) is None} - {"offline"}
     if protocols:

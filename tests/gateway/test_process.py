@@ -65,8 +65,8 @@ def test_platforms_load_the_parser_of_markdown_and_the_webhook_late() -> None:
     assert set(done.stdout.split()) & late == set()
 
 
-def test_cryptography_can_be_imported_after_telegram() -> None:
-    code = "import platforms.telegram; import cryptography.hazmat.primitives.hashes"
+def test_cryptography_and_httpx_can_be_imported_after_telegram() -> None:
+    code = "import platforms.telegram, httpx, cryptography.hazmat.primitives.hashes; assert httpx.__name__ == 'httpx'"
     pytest.importorskip("cryptography")
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
@@ -83,3 +83,21 @@ print(*set(scans))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["0"]
+
+
+def test_patterns_for_refusals_are_compiled_when_a_refusal_comes() -> None:
+    code = """
+import re, sys
+from agent.model.errors.classifier import status_error
+compiled = re._compiler.compile
+re._compiler.compile = lambda pattern, flags=0: print(len(pattern)) or compiled(pattern, flags)
+from agent.model.errors.answer import load_features
+load_features()
+print("refused")
+print(type(status_error(400, {}, "max_tokens is too large: 32000. This model supports at most 16384 tokens")).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    before, _, after = done.stdout.partition("refused")
+    assert before == ""
+    assert after.split()[-1] == "OutputCapExceeded"
+    assert len(after.split()) < 40

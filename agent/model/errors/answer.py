@@ -15,6 +15,8 @@ from typing import Final
 
 import msgspec
 
+from hermes_state.imports import late_pattern
+
 MAX_CHARACTERS: Final = 4_000
 """Maximum number of characters that are examined. Responses state the reason at the beginning."""
 MAX_WAIT_SECONDS: Final = 31 * 86_400.0
@@ -102,7 +104,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
 @cache
 def load_features() -> Mapping[str, tuple[re.Pattern[str], ...]]:
-    """Return the compiled patterns of each feature. The comment at the top of `features.toml` explains the syntax."""
+    """Return the patterns of each feature, each compiled when first used. `features.toml` explains the syntax."""
     stored = tomllib.loads(Path(__file__).with_name("features.toml").read_text(encoding="utf-8"))
     parts = {name: _joined(lines) for name, lines in stored.pop("parts").items()}
 
@@ -110,7 +112,7 @@ def load_features() -> Mapping[str, tuple[re.Pattern[str], ...]]:
         written = _joined(lines).replace("<n>", r"(\d{1,9})(?![\d.]{0,9}\d)")
         for name, part in parts.items():
             written = written.replace(f"<{name}>", part)
-        return re.compile(written, re.ASCII)  # otherwise `\b` would not match between Latin and Chinese characters
+        return late_pattern(written, re.ASCII)  # otherwise `\b` would not match between Latin and Chinese characters
 
     listed = {name: [found] if isinstance(found, str) else found for name, found in stored.items()}
     return {name: tuple(map(pattern, found)) for name, found in listed.items()}
