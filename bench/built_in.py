@@ -62,7 +62,7 @@ def make_full_agent(loaded: LoadedConfig, store: Store) -> Agent:
         clock=clock,
         scaler=scaler,
         spending=SpendingControl(store, clock),
-        access=OpenAccess(),
+        access_of=lambda _: OpenAccess(),
         tools=tools.make,
         notices=NoticeWriter(store=store, settings=NoticeConfig, deliver=lambda _: None, clock=clock),
     )

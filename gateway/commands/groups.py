@@ -44,7 +44,7 @@ async def groupcontext(request: CommandRequest) -> CommandResult:
     if not chat.kind.is_shared:
         raise CommandError("This command works only in groups.")
     account = request.context.runtime.config.label_of(chat.key.account)
-    is_on, health = access.hears(replace(chat.key, user_ref="")), request.context.health().get(account)
+    is_on, health = access.hears(replace(chat.key, user_ref="")), request.context.adapters.health().get(account)
     hint = PRIVACY_MODE if health is not None and not health.hears_groups else ""
     match request.argument.lower():
         case "":

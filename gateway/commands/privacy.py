@@ -93,7 +93,7 @@ async def _shown(request: CommandRequest, target: DeletionTarget) -> tuple[str, 
 async def _export(request: CommandRequest, target: DeletionTarget) -> CommandResult:
     """Send people their own chats, and their own messages in shared chats, as JSON lines."""
     context, person = request.context, request.row.sender_ref
-    most, data = context.max_file_bytes(request.chat.key), bytearray()
+    most, data = context.adapters.max_file_bytes(request.chat.key), bytearray()
 
     def add(row: object) -> None:
         data.extend(orjson.dumps(row) + b"\n")

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import tzinfo
 from enum import StrEnum
@@ -16,6 +16,7 @@ from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.permissions import AccessControl
 from gateway.models.selection import Runtime
 from gateway.operator.forgetting import Forgetter
+from gateway.outbound.adapters import AdapterRegistry
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import outbox, sessions
 from hermes_state.admin.pairings import UserRole
@@ -41,7 +42,7 @@ from hermes_state.values import (
     SessionId,
     UserRef,
 )
-from platforms.base import AdapterHealth, CommandAction, CommandOption, CommandPlace, MenuCommand
+from platforms.base import CommandAction, CommandOption, CommandPlace, MenuCommand
 
 T = TypeVar("T")
 
@@ -115,7 +116,7 @@ class CommandContext(msgspec.Struct, frozen=True, kw_only=True):
     access: AccessControl
     lanes: LaneRegistry
     clock: Clock
-    health: Callable[[], Mapping[str, AdapterHealth]]
+    adapters: AdapterRegistry
     registry: "CommandRegistry"
     deliver: Callable[[ChatId], None]
     servers: ServerRegistry
@@ -123,7 +124,6 @@ class CommandContext(msgspec.Struct, frozen=True, kw_only=True):
     remove_deleted: Callable[[], None] = lambda: None
     """Starts the removal of deleted chats, conversations and people."""
     forgetter: Forgetter
-    max_file_bytes: Callable[[ChatKey], int]
     peer_line: Callable[[], str | None] = lambda: None
     """Returns the `/status` line about this cluster node, or None for a single daemon."""
     tasks: TaskRegistry = msgspec.field(default_factory=TaskRegistry)

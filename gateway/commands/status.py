@@ -106,7 +106,7 @@ def _running_line(context: CommandContext, running: RunningTurn) -> str:
 
 
 def _connected_line(context: CommandContext) -> str:
-    health = sorted(context.health().items())
+    health = sorted(context.adapters.health().items())
     missing = [f"{name} ({one.state.value.replace('_', ' ')})" for name, one in health if not one.is_ready]
     return f"- Not connected: {', '.join(missing)}" if missing else f"- Connected: {', '.join(dict(health))}"
 
@@ -114,7 +114,7 @@ def _connected_line(context: CommandContext) -> str:
 def _connection_lines(context: CommandContext) -> Iterator[str]:
     if failed := [f"`{one.name}`" for one in context.servers.statuses() if one.state is ServerState.DOWN]:
         yield f"- MCP servers not connected: {', '.join(failed)}"
-    for name, health in sorted(context.health().items()):
+    for name, health in sorted(context.adapters.health().items()):
         is_good = health.state is AdapterState.RUNNING
         detail = f" ({health.detail})" if health.detail and not is_good else ""
         yield f"- {name}: {'connected' if is_good else health.state.value.replace('_', ' ')}{detail}"

@@ -53,11 +53,10 @@ class AgentMaker:
     clock: Clock
     scaler: ImageScaler
     spending: SpendingControl
-    access: ToolAccess
     tools: Callable[[LoadedConfig, str], Sequence[Tool]] = lambda loaded, agent: ()
     """Builds the tools of an agent that need parts of the daemon."""
-    access_of: Callable[[str], ToolAccess] | None = None
-    """Returns the access rules of an agent's tools. None: `access` applies to all agents."""
+    access_of: Callable[[str], ToolAccess]
+    """Returns the access rules of an agent's tools."""
     tool_source: ToolSource | None = None
     notices: NoticeWriter
     _pending: CompressionRegistry = field(default_factory=CompressionRegistry, init=False)
@@ -103,7 +102,7 @@ class AgentMaker:
 
     def _agent(self, loaded: LoadedConfig, settings: AgentConfig, redactor: Redactor) -> Agent:
         config = loaded.config
-        zone, access = zone_of(config), self.access if self.access_of is None else self.access_of(settings.name)
+        zone, access = zone_of(config), self.access_of(settings.name)
         skills = SkillCatalog(path=settings.skills)
         skills.load()
         notes = self._notes(loaded, settings, redactor)

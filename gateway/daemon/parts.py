@@ -39,12 +39,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.notices import NoticeWriter, tell_background_end
 from gateway.outbound.reactions import ReactionHandler
 from gateway.outbound.webhooks import HookWriter
-from gateway.schedules import (
-    expire_idle,
-    expire_questions,
-    fire_schedules,
-    run_housekeeping,
-)
+from gateway.schedules import expire_idle, expire_questions, fire_schedules, run_housekeeping
 from gateway.signals import SignalHandler
 from gateway.timers import LOOK_SECONDS, Timer, TimerWork, run_timers
 from gateway.turns.attachments import AttachmentHandler
@@ -100,17 +95,15 @@ class Parts:
             is_shared=self.is_shared,
             label_of=loaded.config.label_of,
         )
-        elsewhere = partial(StoredPreview, store=store, clock=clock) if self.is_shared else None
-        self.own_previews = PreviewMaker(
+        own = self.own_previews = PreviewMaker(
             store=store,
             adapters=self.adapters,
             gates=self.gates,
-            elsewhere=elsewhere,
+            elsewhere=partial(StoredPreview, store=store, clock=clock) if self.is_shared else None,
             level=lambda: live.config.notices.steps,
             redact=lambda text: self.runtime.agent.redact(text),
         )
-        make_preview = partial(self.own_previews.live, kind=RemotePreview)
-        self.previews = RemotePreviews(store=store, adapters=self.adapters, make=make_preview)
+        self.previews = RemotePreviews(store=store, adapters=self.adapters, make=partial(own.live, kind=RemotePreview))
         self.delivery = self._make_delivery()
         self.hooks = HookWriter(hooks=lambda: live.config.webhooks, note=self.delivery.note_hook)
 
@@ -122,15 +115,7 @@ class Parts:
         self.agents = self._make_agents(extra_tools)
         self.runtime = runtime = Runtime(live, *self.agents.make(loaded))
         runtime.named = self.agents.make_named(loaded, live, {})
-
-        self.forgetter = Forgetter(
-            store=store,
-            files=files,
-            clock=clock,
-            loaded=lambda: live.loaded,
-            on_begun=self._end_deleted,
-            deliver=self.delivery.wake,
-        )
+        self.forgetter = self._make_forgetter()
 
         # Turns, commands and incoming messages
         make_client = partial(transcription_client, spending=self.spending)
@@ -178,16 +163,25 @@ class Parts:
         self.approval_timer.wake()
         await self.background.stop("access was revoked", lambda it: not has_access(it.started_by))
 
+    def _make_forgetter(self) -> Forgetter:
+        return Forgetter(
+            store=self.store,
+            files=self.files,
+            clock=self.clock,
+            loaded=lambda: self.live.loaded,
+            on_begun=self._end_deleted,
+            deliver=self.delivery.wake,
+        )
+
     async def _end_deleted(
         self, chats: Sequence[ChatId], sessions: Mapping[SessionId, LineageId], people: Sequence[UserRef]
     ) -> None:
         """End the compressions, notes and commands of deleted chats, and the access of deleted people."""
         await self.background.stop("the chat was deleted", lambda it: it.chat_id in chats)
-        for runtime in (self.runtime, *self.runtime.named.values()):
-            pending = runtime.agent.context.pending
-            for lineage_id in {*sessions.values()}:
-                await pending.drop(lineage_id)
-            await cancel_all([task for one, task in list(pending.notes.items()) if one in sessions])
+        pending = self.runtime.agent.context.pending  # all agents share it
+        for lineage_id in {*sessions.values()}:
+            await pending.drop(lineage_id)
+        await cancel_all([task for one, task in list(pending.notes.items()) if one in sessions])
         if people:
             await self.access.load()
 
@@ -219,7 +213,6 @@ class Parts:
             clock=self.clock,
             scaler=self.scaler,
             spending=self.spending,
-            access=self.access,
             tools=lambda loaded, agent: (*self.tools.make(loaded, agent), *extra_tools),
             access_of=partial(AgentAccess, self.access),
             tool_source=self.tools.servers,
@@ -234,10 +227,6 @@ class Parts:
         )
 
     def _make_reloader(self) -> Reloader:
-        def tell() -> None:
-            self.access_changed.set()
-            self.membership.changed.set()
-
         return Reloader(
             environ=self.environ,
             live=self.live,
@@ -245,7 +234,7 @@ class Parts:
             agents=self.agents,
             tools=self.tools,
             group=self.group,
-            on_applied=tell,
+            changed=(self.access_changed, self.membership.changed),
         )
 
     def _make_lanes(self, slots: int) -> LaneRegistry:
@@ -272,7 +261,6 @@ class Parts:
                 documents=self.documents,
                 clock=self.clock,
                 files=self.files,
-                workspaces=self.tools.workspaces_of(""),
                 workspaces_of=self.tools.workspaces_of,
             ),
             clock=self.clock,
@@ -287,14 +275,13 @@ class Parts:
             access=self.access,
             lanes=self.lanes,
             clock=self.clock,
-            health=self.adapters.health,
+            adapters=self.adapters,
             registry=REGISTRY,
             deliver=self.delivery.wake,
             servers=self.tools.servers,
             reschedule=self.schedule_timer.wake,
             remove_deleted=self.deletion_timer.wake,
             forgetter=self.forgetter,
-            max_file_bytes=self.adapters.max_file_bytes,
             peer_line=lambda: self.state.status_line(self.membership.node),
         )
 
@@ -458,10 +445,5 @@ def _announce(environ: Mapping[str, str], loaded: LoadedConfig, url: str) -> Non
     elif not is_terminal:
         print(f"Open {url}", flush=True)
     else:
-        lines = (
-            f"Open {url}",
-            f"Model: {loaded.config.model.shown_label}",
-            f"State directory: {loaded.home}",
-            "To stop, press Ctrl-C.",
-        )
-        print("\n  " + "\n  ".join(lines) + "\n", flush=True)
+        state = f"Model: {loaded.config.model.shown_label}\n  State directory: {loaded.home}"
+        print(f"\n  Open {url}\n  {state}\n  To stop, press Ctrl-C.\n", flush=True)

@@ -1,7 +1,7 @@
 """Change settings while the gateway runs: reload the files, or save answers from the set-up page and then reload."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -41,7 +41,8 @@ class Reloader:
     agents: AgentMaker
     tools: BuiltInTools
     group: asyncio.TaskGroup
-    on_applied: Callable[[], None]
+    changed: Sequence[asyncio.Event]
+    """Events to set after a reload."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def reload(self) -> ReloadPlan:
@@ -98,7 +99,8 @@ class Reloader:
         self.live.loaded = merged
         await self.tools.reload(runtime.agent.offers.registry.by_name, self.group)
         update_logging(merged.config.logging.level, merged.secrets())
-        self.on_applied()
+        for event in self.changed:
+            event.set()
         await warn_removed(self.agents.store, merged)
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
         log_prices_and_caching(merged)

@@ -121,15 +121,12 @@ class AttachmentHandler:
     clock: Clock
     files: AttachmentFolder
     documents: DocumentReader = field(default_factory=DocumentReader)
-    workspaces: WorkspaceStore | None = None
-    """Workspaces of the file tools, or None if there are no file tools."""
     workspaces_of: Callable[[str], WorkspaceStore] | None = None
-    """Returns the workspaces of a named agent."""
+    """Returns the workspaces of an agent's file tools. None if there are no file tools."""
 
     def of(self, agent: str) -> "AttachmentHandler":
         """Return the handler for the chats of an agent."""
-        workspaces = self.workspaces_of(agent) if agent and self.workspaces_of is not None else self.workspaces
-        return replace(self, runtime=self.runtime.of(agent), workspaces=workspaces) if agent else self
+        return replace(self, runtime=self.runtime.of(agent)) if agent else self
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedMessage] | None:
         """Read the files of `rows` for their turn. Returns None if the caller must read the waiting rows again.
@@ -308,9 +305,9 @@ class AttachmentHandler:
     def _workspace_of(self, chat: Chat) -> WorkspaceHandle | None:
         """Return the workspace of a chat, or None if no tool of the chat can read it."""
         switch_of = self.runtime.config.tools.switch_of
-        if self.workspaces is None or all(switch_of(name, chat.key) == "off" for name in ("read_file", "terminal")):
+        if self.workspaces_of is None or all(switch_of(name, chat.key) == "off" for name in ("read_file", "terminal")):
             return None
-        return self.workspaces.of(chat.id)
+        return self.workspaces_of(self.runtime.name).of(chat.id)
 
     async def _put_into_workspace(
         self, fetched: Path, chat: Chat, attachment: IncomingAttachment, gathered: _ReadResult

@@ -437,7 +437,7 @@ class TestGateway:
             scaler=ImageScaler(kept),
             clock=clock,
             files=kept,
-            workspaces=self.workspaces,
+            workspaces_of=None if (workspaces := self.workspaces) is None else lambda _: workspaces,
         )
         self.lanes = LaneRegistry(
             store=store,
@@ -459,14 +459,13 @@ class TestGateway:
             access=self.access,
             lanes=self.lanes,
             clock=clock,
-            health=lambda: {self.adapter.name: self.adapter.health()},
+            adapters=self.adapters,
             registry=self._registry,
             deliver=self.delivery.wake,
             servers=self.servers,
             reschedule=self.rescheduled.wake,
             remove_deleted=self.deletions.wake,
             forgetter=self.forgetter,
-            max_file_bytes=lambda _: 1 << 20,
         )
         self.commands = CommandRunner(context, self.delivery, group)
         self.intake = GatewayIntake(

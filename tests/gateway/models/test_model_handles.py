@@ -48,7 +48,7 @@ def maker_in(store: Store, home: Path) -> AgentMaker:
         clock=clock,
         scaler=ImageScaler(AttachmentFolder(home)),
         spending=SpendingControl(store, clock),
-        access=OpenAccess(),
+        access_of=lambda _: OpenAccess(),
         notices=NoticeWriter(store=store, settings=NoticeConfig, deliver=lambda _: None, clock=clock),
     )
 
