@@ -229,7 +229,7 @@ async def load_forgetting(context: ConsoleContext, person: WebPerson, query: Map
 async def forget(context: ConsoleContext, person: WebPerson, form: Mapping[str, str]) -> str:
     what = field_of(form, "what")
     target = await context.store.read(find_target, what.split())
-    if await context.store.read(is_busy, target, only_turns=True):
+    if await context.store.read(is_busy, target):
         raise CommandError("An answer is being written there. Stop it or wait for it, then try again.")
     await context.store.write(request_deletion, target)
     await context.record(person, "forget", what)

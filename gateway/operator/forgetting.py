@@ -62,7 +62,7 @@ class Forgetter(msgspec.Struct, frozen=True, kw_only=True):
             for target in await self.store.read(deletion.load_requests):
                 now, archived = self.clock.now(), await self.store.read(deletion.load_archived, target)
                 # Ask before the write, because the write locks all chats.
-                if await self.store.read(deletion.must_wait, target, now):
+                if await self.store.read(deletion.is_busy, target, now):
                     waits = True
                     continue
                 await asyncio.to_thread(self._forget_archive, archived)
@@ -274,7 +274,7 @@ def title_of(db: Connection, target: DeletionTarget) -> list[str]:
 
 def refuse_busy(db: Connection, target: DeletionTarget) -> None:
     """Raise `CommandError` if an answer is being written in the target."""
-    if deletion.is_busy(db, target, only_turns=True):
+    if deletion.is_busy(db, target):
         raise CommandError("An answer is being written there. Stop it or wait for it, then try again.")
 
 

@@ -38,7 +38,6 @@ from hermes_state.web_chats import existing, load_listed
 
 SLICE_ROWS, SAMPLE_WORDS = 200, 10
 MAX_WAIT_MS, DAY_MS = 60_000, 86_400_000
-_BEGINNING = Millis(0)
 BLANK = "[removed on request]"
 """Text that replaces a person's words in chats with other people."""
 _ASIDE = "conversations of"  # start of the name of a hidden chat for deleted conversations
@@ -117,10 +116,8 @@ def load_extent(db: Connection, target: DeletionTarget) -> DeletionReport:
     (chats, lineages), is_person = _load_reach(db, target), target.person is not None
     own = f"s.chat_id IN ({chats}) OR s.lineage_id IN ({lineages})"
     spoken = "FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.sender_ref = :person"
-    oldest = (
-        f"SELECT min(m.created_at) {spoken}" if is_person else f"SELECT min(started_at) FROM sessions s WHERE {own}"
-    )
-    query = f"""SELECT (SELECT count(*) FROM chats WHERE id IN ({chats})) AS chats, ({oldest}) AS oldest_at,
+    oldest = f"min(m.created_at) {spoken}" if is_person else f"min(started_at) FROM sessions s WHERE {own}"
+    query = f"""SELECT (SELECT count(*) FROM chats WHERE id IN ({chats})) AS chats, (SELECT {oldest}) AS oldest_at,
       (SELECT coalesce(sum(s.message_count), 0) FROM sessions s WHERE {own}) AS messages,
       (SELECT count(*) FROM attachments WHERE chat_id IN ({chats}) OR message_id IN
         (SELECT id FROM messages WHERE lineage_id IN ({lineages}))) AS files,
@@ -129,10 +126,10 @@ def load_extent(db: Connection, target: DeletionTarget) -> DeletionReport:
     return select(db, DeletionReport, query, {"person": target.person})[0]
 
 
-def is_busy(db: Connection, target: DeletionTarget, *, only_turns: bool = False, since: Millis = _BEGINNING) -> bool:
-    """Return True if a turn of the target is open or, unless `only_turns` is set, a message or a reply is waiting.
+def is_busy(db: Connection, target: DeletionTarget, now: Millis | None = None) -> bool:
+    """Return True if a turn of the target is open or, if `now` is given, a message or a reply is waiting.
 
-    What has waited since before `since` does not count.
+    What has waited for over a minute at `now` does not count.
     """
     chats, lineages = _load_reach(db, target)
     turns = f"""SELECT EXISTS (SELECT 1 FROM turns WHERE id IN ({OPEN_TURNS})
@@ -143,8 +140,8 @@ def is_busy(db: Connection, target: DeletionTarget, *, only_turns: bool = False,
       OR EXISTS (SELECT 1 FROM outbox o WHERE {outbox.OPEN} AND (state = 'sending'
         OR (state = 'pending' AND created_at >= :since)) AND (chat_id IN ({chats}) OR
          EXISTS (SELECT 1 FROM turns t WHERE t.id = o.turn_id AND t.lineage_id IN ({lineages}))))"""
-    values = {"person": target.person, "since": since}
-    return scalar(db, bool, turns if only_turns else f"{turns} {waiting}", values)
+    values = {"person": target.person, "since": (now or 0) - MAX_WAIT_MS}
+    return scalar(db, bool, turns if now is None else f"{turns} {waiting}", values)
 
 
 # ---- requests
@@ -172,10 +169,6 @@ def end_request(db: Connection, target: DeletionTarget) -> None:
     db.execute("DELETE FROM meta WHERE key = ?", (target.note,))
 
 
-def must_wait(db: Connection, target: DeletionTarget, now: Millis) -> bool:
-    return is_busy(db, target, since=Millis(now - MAX_WAIT_MS))
-
-
 def load_archived(db: Connection, target: DeletionTarget) -> dict[str, ChatId]:
     """Return the keys under which a conversation can be in the archive, unless the request comes from archiving it."""
     query = "SELECT key, chat_id FROM sessions WHERE lineage_id = ?"
@@ -196,7 +189,7 @@ def begin(db: Connection, target: DeletionTarget, now: Millis) -> list[LineageId
     if newest and target.lineage_id is not None and load_newest(db, target.lineage_id) != int(newest):
         end_request(db, target)
         return []
-    if must_wait(db, target, now):
+    if is_busy(db, target, now):
         return None
     order_erasure(db, Millis(now + DAY_MS if newest else now), keeps=bool(newest))
     chats, family = load_chats(db, target), scalars(db, LineageId, _FAMILY, (target.lineage_id,))
@@ -447,10 +440,8 @@ def load_sample(db: Connection, target: DeletionTarget) -> list[str]:
     query = f"""SELECT m.text FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.text <> ''
       AND (s.chat_id IN ({chats}) OR s.lineage_id IN ({lineages}) OR m.sender_ref = :person)
     ORDER BY m.id DESC LIMIT 200"""
-    words = {
-        max(re.findall(r"\w+", text), key=len, default="")
-        for text in scalars(db, str, query, {"person": target.person})
-    }
+    texts = scalars(db, str, query, {"person": target.person})
+    words = {max(re.findall(r"\w+", text), key=len, default="") for text in texts}
     return sorted((word for word in words if len(word) >= 8), key=len)[-SAMPLE_WORDS:]
 
 
