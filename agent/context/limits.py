@@ -126,11 +126,7 @@ def limits_of(
     # at most 90 % of the input window, because the output needs room
     hygiene = min(_at_least(context_length, settings.hygiene_threshold), _at_least(window, Fraction(90, 100)))
     threshold = _threshold(context_length, window, settings)
-    ceiling = min(
-        context_length * 5 // 100,
-        MAX_SUMMARY_TOKENS,
-        threshold * 20 // 100,
-    )
+    ceiling = min(context_length * 5 // 100, MAX_SUMMARY_TOKENS, threshold * 20 // 100)
     return Limits(
         context_length=Tokens(context_length),
         input_window=Tokens(window),

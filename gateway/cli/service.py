@@ -27,10 +27,7 @@ service = typer.Typer(
 NAME: Final = "hermes-gateway"
 UNIT_FOLDERS: Final = (Path(__file__).parents[2] / "systemd", Path(sys.prefix, "share", NAME, "systemd"))
 """Folders with the units: in a clone, and in an installation from a wheel."""
-_PROGRAMS: Final[Mapping[bool, str]] = {
-    False: f"/opt/{NAME}/.venv/bin/{NAME}",
-    True: f"%h/{NAME}/.venv/bin/{NAME}",
-}
+_PROGRAMS: Final[Mapping[bool, str]] = {False: f"/opt/{NAME}/.venv/bin/{NAME}", True: f"%h/{NAME}/.venv/bin/{NAME}"}
 """Path of the program in the units as they are shipped, by `is_user`."""
 
 User = Annotated[

@@ -44,9 +44,7 @@ def send(
     show({"chat": chat}, [f"The message to {chat} is saved. The gateway delivers it {when}."], as_json=as_json)
 
 
-def chat(
-    name: Annotated[str, typer.Argument(help="Name of the conversation.")] = "terminal",
-) -> None:
+def chat(name: Annotated[str, typer.Argument(help="Name of the conversation.")] = "terminal") -> None:
     """Talk to the agent in the terminal, as the owner. Commands such as /new work. Ctrl-D ends the conversation.
 
     The running gateway must serve the web chat. Every name is a conversation, which continues the next time.

@@ -43,9 +43,7 @@ from hermes_state.values import SystemClock
 _DEFAULTS = TrajectorySettings()
 
 trajectories = typer.Typer(
-    no_args_is_help=True,
-    help="Export, shorten and view conversations as training data.",
-    rich_markup_mode=None,
+    no_args_is_help=True, help="Export, shorten and view conversations as training data.", rich_markup_mode=None
 )
 
 _Source = Annotated[

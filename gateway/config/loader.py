@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.config import files
 from gateway.config.accounts import Bot, has_first_token, idle_accounts
 from gateway.config.agents import OWN_KEYS, route_notices, route_problems, unmasked
 from gateway.config.blocks import ConfigRejected, details_of, did_you_mean, field_choices, is_secret, problem
@@ -43,16 +44,7 @@ from gateway.config.fields import (
     variable_name,
     with_values,
 )
-from gateway.config.files import (
-    KeyPath,
-    StateDirectory,
-    YamlFile,
-    check_config_is_ours,
-    find_state,
-    locate_home,
-    read_env_file,
-    read_yaml,
-)
+from gateway.config.files import KeyPath, StateDirectory, YamlFile
 from gateway.config.old_keys import OLD_BLOCKS, OLD_KEYS, WITH_BLOCKS, Chosen, carried, inner_old_keys, notice
 from gateway.config.overlay import AgentConfig, completed_agent, is_agent_key, unknown_agent_key
 from gateway.config.settings import Config
@@ -146,9 +138,9 @@ def load_config(environ: Mapping[str, str], drafts: Mapping[str, str] | None = N
     Raises `ConfigRejected` with every problem in the settings, each with its source and key, and
     `ConfigError` if a file cannot be read or belongs to another program.
     """
-    state = find_state(environ)
+    state = files.find_state(environ)
     sources, file, warnings = _read(environ, state, drafts or {})
-    check_config_is_ours(file)
+    files.check_config_is_ours(file)
     chosen = _choose(sources, file)
     old = {key: chosen.pop(key) for key in OLD_KEYS & chosen.keys()}
     new = carried(old, chosen.get(("model", "aliases"), ({}, ""))[0])
@@ -251,13 +243,12 @@ def find_store_url(environ: Mapping[str, str]) -> str | None:
     Raises `ConfigError` if the address is invalid or misspelt, or if a file cannot be read. Otherwise, a command could
     use the SQLite file by mistake. Does not open the database.
     """
-    sources, file, _ = _read(environ, StateDirectory(home=locate_home(environ)), {})
+    sources, file, _ = _read(environ, StateDirectory(home=files.locate_home(environ)), {})
     key: KeyPath = ("store", "url")
     found = _choose(sources, file).get(key)
     config, problems = _checked({key: found} if found is not None else {}, file)
     if found is None:
-        unknown = _unknown_keys(file)
-        problems += [line for key, line in unknown if key[0] == "store" or "did you mean store" in line]
+        problems += [line for key, line in _unknown_keys(file) if key[0] == "store" or "did you mean store" in line]
     if config is None or problems:
         raise ConfigRejected(problems, ())
     return config.store.url
@@ -290,8 +281,8 @@ def _read(
     environ: Mapping[str, str], state: StateDirectory, drafts: Mapping[str, str]
 ) -> tuple[_Sources, YamlFile, tuple[str, ...]]:
     """Return the sources of variables, the content of `config.yaml`, and warnings about the files."""
-    file = read_yaml(state.config_file, drafts.get("config.yaml"))
-    env_file, warnings = read_env_file(state.env_file, drafts.get(".env"))
+    file = files.read_yaml(state.config_file, drafts.get("config.yaml"))
+    env_file, warnings = files.read_env_file(state.env_file, drafts.get(".env"))
     credentials, unknown = _read_credentials(environ)
     sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
     return sources, file, (*warnings, *unknown)
@@ -299,11 +290,9 @@ def _read(
 
 def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
     """Return the systemd credentials by variable name, and a warning for each unknown credential."""
-    directory = environ.get("CREDENTIALS_DIRECTORY")
-    if not directory:
+    if not (directory := environ.get("CREDENTIALS_DIRECTORY")):
         return {}, []
-    found: dict[str, str] = {}
-    unknown: list[str] = []
+    found, unknown = dict[str, str](), list[str]()
     try:
         folder = Path(directory)  # is missing in a container without secrets
         for path in sorted(folder.iterdir()) if folder.exists() else ():

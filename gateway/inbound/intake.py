@@ -135,10 +135,8 @@ class GatewayIntake:
                 return None  # the pairing code is sent later
             self.access.judge(event)
             return STILL_WAITING if has_pairing else NO_ACCESS
-        if command is None or parsed is None:
-            return None
-        if command.name == "stop":
-            return None  # the turn may run on another node, so the command must be stored first
+        if command is None or parsed is None or command.name == "stop":
+            return None  # a turn to stop may run on another node, so `/stop` must be stored first
         if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return TOO_FAST
         return command.refusal(parsed.argument, self.access, event.sender.ref, self._key_of(event), event.chat_kind)
@@ -166,10 +164,8 @@ class GatewayIntake:
             self.delivery.wake(chat_id)
 
     async def note_reach(self, platform: str, account: str, chat_ref: str, is_reachable: bool) -> None:
-        now = self.clock.now()
-        told = await self.store.write(
-            schedules.note_reach_of, platform, account, chat_ref, now, is_reachable=is_reachable
-        )
+        place = platform, account, chat_ref, self.clock.now()
+        told = await self.store.write(schedules.note_reach_of, *place, is_reachable=is_reachable)
         log.info("chat.reachable" if is_reachable else "chat.unreachable", platform=platform, chat_ref=chat_ref)
         self.lanes.turns.on_question()  # the set of admins who can approve requests may have changed
         for chat_id in told:
@@ -338,12 +334,10 @@ class GatewayIntake:
                 steered_notice=STEERED,
                 queued_notice=AFTER_THIS_ANSWER,
             )
-        is_queued = command is not None and command.kind is CommandKind.CHANGE
-        if command is not None and is_queued:
+        if command is not None and command.kind is CommandKind.CHANGE:
             refusal = command.refusal(parsed.argument, self.access, message.sender.ref, key, message.chat_kind)
-            is_queued = refusal is None  # a refusal is sent immediately
-        if is_queued:
-            return replace(admission, kind=InboxKind.COMMAND, queued_notice=AFTER_THIS_ANSWER)
+            if refusal is None:  # a refusal is sent immediately
+                return replace(admission, kind=InboxKind.COMMAND, queued_notice=AFTER_THIS_ANSWER)
         return replace(admission, kind=InboxKind.COMMAND, mode=InboxMode.ALONE, max_waiting=None)
 
     async def _store_messages(
@@ -422,10 +416,9 @@ class GatewayIntake:
         """Return True if a stranger in a group must be told in private how to get access: once a day."""
         if message.direct_ref is None or message.is_bare_command:
             return False
-        everybody = replace(message, sender=replace(message.sender, id="*"))
-        limiter = self._hint_limiter
+        full_since, everybody = self._hint_limiter.full_since, replace(message, sender=replace(message.sender, id="*"))
         # A crowd of strangers must not fill the database.
-        return limiter.full_since(message, 1) is None and limiter.full_since(everybody, 100) is None
+        return full_since(message, 1) is None and full_since(everybody, 100) is None
 
     async def _hint(self, message: InboundMessage, now: Millis) -> None:
         assert message.direct_ref is not None

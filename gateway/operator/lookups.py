@@ -23,13 +23,7 @@ from agent.model.base import ToolSchema
 from gateway.operator.why import load_explained
 from hermes_state import ratings
 from hermes_state.admin import lineage_queries
-from hermes_state.admin.lineage_queries import (
-    FullMessage,
-    LineageSession,
-    LookupResult,
-    StoredConversation,
-    load_conversations,
-)
+from hermes_state.admin.lineage_queries import FullMessage, LineageSession, LookupResult, StoredConversation
 from hermes_state.admin.overview import lacks_ratings
 from hermes_state.admin.why import WhyReport
 from hermes_state.agents import find_agent
@@ -273,7 +267,7 @@ class ConversationsRequest(LookupRequest, frozen=True, kw_only=True, forbid_unkn
     def read(self, db: Connection) -> list[StoredConversation]:
         place = find_place(db, self.place) if self.place is not None else None
         since, after, agent = Millis(self.since), LineageId(self.after), find_agent(db, self.agent)
-        return load_conversations(db, place, since, after, PAGE_CONVERSATIONS, self.person, agent)
+        return lineage_queries.load_conversations(db, place, since, after, PAGE_CONVERSATIONS, self.person, agent)
 
     def redacted(self, one: StoredConversation, redact: Redact) -> StoredConversation:
         return msgspec.structs.replace(one, system_prompt=one.system_prompt and redact(one.system_prompt))

@@ -14,7 +14,6 @@ from datetime import UTC, datetime, tzinfo
 from functools import partial
 from typing import TypeAlias
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
@@ -35,15 +34,7 @@ from hermes_state.errors import (
     StateError,
 )
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.outbox import (
-    AccountClaim,
-    OutboxKind,
-    OutboxRow,
-    OutboxState,
-    RenderedReply,
-    WrittenReply,
-    take_account,
-)
+from hermes_state.outbox import AccountClaim, OutboxKind, OutboxRow, OutboxState, RenderedReply, WrittenReply
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
@@ -107,9 +98,9 @@ class Delivery:
         not served.
         """
         one = self.adapters.supervised[account]
-        ownership, interrupted = await self.store.write_with_retry(take_account, account, self.adapters.is_certain)
-        if interrupted:
-            log.warning("delivery.interrupted", account=account, count=interrupted)
+        ownership, count = await self.store.write_with_retry(outbox.take_account, account, self.adapters.is_certain)
+        if count:
+            log.warning("delivery.interrupted", account=account, count=count)
         one.ownership = ownership  # set before the read, so that rows stored during it wake senders
         try:
             owed = await self.store.read(outbox.load_chats_owed, account)
@@ -369,7 +360,7 @@ class Delivery:
                 self.on_unreachable()
                 log.warning("chat.unreachable", hint="schedules of this chat wait until the bot can write to it again")
         except PlatformError as error:
-            moved: Sequence[ChatId] = ()
+            moved, name = list[ChatId](), type(error).__name__
             pause, is_ambiguous = RETRY_BACKOFF.after(row.attempts), is_repeat or isinstance(error, SendAmbiguous)
             if isinstance(error, RateLimited):
                 pause = error.retry_after
@@ -378,9 +369,8 @@ class Delivery:
                 args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self.clock.now())
                 pause, moved = 0.0, await self.store.write_with_retry(move_chat, *args)
             else:
-                name = type(error).__name__
                 log.info("delivery.failed", error=name, is_ambiguous=is_ambiguous, attempts=row.attempts)
-            reason, next_at = f"{type(error).__name__}: {error}", Millis(self.clock.now() + int(1000 * pause))
+            reason, next_at = f"{name}: {error}", Millis(self.clock.now() + int(1000 * pause))
             self._due[row.id] = time.monotonic() + pause
             await self.store.write_with_retry(outbox.mark_retry, row, is_ambiguous, reason, ownership, next_at)
             for chat_id in moved:
@@ -400,14 +390,14 @@ async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tz
     footer, edited_at = written.footer, written.edited_at
     if edited_at is not None:
         footer = f"{footer} at {datetime.fromtimestamp(edited_at / 1000, zone):%H:%M}."
-    whole = msgspec.structs.replace(written, markdown="\n\n".join(filter(None, (written.markdown, footer))))
+    whole = replace(written, markdown="\n\n".join(filter(None, (written.markdown, footer))))
     parts = await _rendered(adapter, whole)
     if len(parts) == 1 or not footer:
         return parts
-    last = await _rendered(adapter, msgspec.structs.replace(written, markdown=footer))
+    last = await _rendered(adapter, replace(written, markdown=footer))
     if edited_at is not None:
         return last  # the other parts stay unchanged
-    return [*await _rendered(adapter, msgspec.structs.replace(written, buttons=()), MAX_PARTS - 1), *last]
+    return [*await _rendered(adapter, replace(written, buttons=()), MAX_PARTS - 1), *last]
 
 
 async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int = MAX_PARTS) -> Sequence[OutboundPart]:
@@ -429,7 +419,7 @@ async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int =
         rest_in_file = "This file contains the complete reply."
         parts[most - 1 :] = [OutboundPart(text=rest_in_file, plain=REST_LEFT_OUT, file=text)]
     if written.buttons and adapter.capabilities.has_buttons:
-        parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
+        parts[-1] = replace(parts[-1], buttons=written.buttons)
     return parts
 
 

@@ -28,10 +28,7 @@ class StepLine:
     """Line about the steps of a running turn. It keeps only the newest of the finished steps."""
 
     def __init__(
-        self,
-        began: float,
-        load: Callable[[], Awaitable[StepLevel]] = _short,
-        redact: Callable[[str], str] = redact,
+        self, began: float, load: Callable[[], Awaitable[StepLevel]] = _short, redact: Callable[[str], str] = redact
     ) -> None:
         """`began`: start of the turn on the monotonic clock. `load` loads the chat's level. It is called only once."""
         self.version = 0

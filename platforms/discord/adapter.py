@@ -349,10 +349,7 @@ async def _fetch(url: str, target: Path, max_bytes: int, network: NetworkSetting
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=30.0)
     connector = connector_for(network, "discord")
     try:
-        async with (
-            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-            session.get(url) as response,
-        ):
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, session.get(url) as response:
             if response.status in (403, 404, 410):
                 return None
             if response.status != 200:

@@ -33,15 +33,7 @@ from platforms.base import AdapterHealth, AdapterState, Intake, ReceivedEvent
 from platforms.buttons import ButtonCommandStore
 from platforms.settings import TelegramSettings
 from platforms.telegram import inbound
-from platforms.telegram.inbound import (
-    ALLOWED_UPDATES,
-    PASSED_ON,
-    PLATFORM,
-    ReachChange,
-    UpdateReader,
-    read_migration,
-    read_reach,
-)
+from platforms.telegram.inbound import PLATFORM, ReachChange, UpdateReader, read_migration, read_reach
 from platforms.telegram.transport import AmbiguousRequestError, BotApiRequest, FloodControl
 from platforms.text import UNREADABLE, known_parts
 
@@ -99,7 +91,7 @@ class UpdateHandler:
                 )
                 written = raw.get("message") or raw.get("edited_message") or {}
                 # Check the raw fields, because the SDK ignores new fields that mark forwarded text.
-                if isinstance(content, InboundMessage | EditEvent) and any(map(PASSED_ON.match, written)):
+                if isinstance(content, InboundMessage | EditEvent) and any(map(inbound.PASSED_ON.match, written)):
                     content = replace(content, words_by=content.words_by or "")
                 if isinstance(content, InboundMessage):
                     content = self._with_its_album(update, content)
@@ -201,7 +193,7 @@ def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}
     origin = {"type": "hidden_user", "date": 0, "sender_user_name": "unknown"}
-    instead: dict[str, Any] = {"forward_origin": origin} if any(map(PASSED_ON.match, lost)) else {}
+    instead: dict[str, Any] = {"forward_origin": origin} if any(map(inbound.PASSED_ON.match, lost)) else {}
     if "from_" in lost:  # the id still identifies the author
         instead["from"] = {"is_bot": False, **raw["from"], "first_name": "unknown"}
     return inbound.with_words({**known, **lost, **instead}, bot)
@@ -320,7 +312,7 @@ class Poller:
         return putting.result()
 
     async def _fetch(self, wait: float) -> Sequence[UpdateEvent]:
-        kinds = orjson.dumps(ALLOWED_UPDATES).decode()
+        kinds = orjson.dumps(inbound.ALLOWED_UPDATES).decode()
         query = {"timeout": f"{wait:g}", "limit": int(PollingLimit.MAX_LIMIT), "allowed_updates": kinds}
         if self._offset is not None:
             query["offset"] = self._offset

@@ -17,10 +17,7 @@ _PAGES_AT_ONCE = 1_024  # 4 MiB
 
 
 def copy_into(
-    db: Connection,
-    target: Path,
-    may_go_on: Callable[[], bool] = lambda: True,
-    progress: Progress = lambda *_: None,
+    db: Connection, target: Path, may_go_on: Callable[[], bool] = lambda: True, progress: Progress = lambda *_: None
 ) -> int:
     """Copy the open database `db` to the new file `target` (mode 0600). Return its size in bytes.
 
