@@ -9,11 +9,11 @@ import msgspec
 from hermes_state import inbox, outbox
 from hermes_state.errors import CommandError
 from hermes_state.outbox import Reply
-from hermes_state.sessions import count_messages, end_session, load_active, start_session
+from hermes_state.sessions import EndReason, count_messages, end_session, load_active, start_session
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none, select
 from hermes_state.transcripts import NewMessage, append
-from hermes_state.values import ChatId, EndReason, LineageId, MessageRole, Millis, Origin, OutboxId, SessionId
+from hermes_state.values import ChatId, LineageId, MessageRole, Millis, Origin, OutboxId, SessionId
 
 UNNAMED = "default"
 """Name under which people see the agent with the name ""."""

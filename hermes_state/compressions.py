@@ -8,6 +8,7 @@ import msgspec
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import (
     IS_SUBAGENT,
+    EndReason,
     Session,
     end_session,
     free_session_key,
@@ -17,7 +18,7 @@ from hermes_state.sessions import (
 )
 from hermes_state.store.sql import Connection, insert_row, insertion, scalar, scalars, select
 from hermes_state.transcripts import NewMessage, append_view_row, edited, load_own_rows, load_session_view
-from hermes_state.values import ChatId, EndReason, LineageId, MessageId, Millis, SessionId, Transcript
+from hermes_state.values import ChatId, LineageId, MessageId, Millis, SessionId, Transcript
 
 Layer: TypeAlias = Literal["hygiene", "preflight", "in_loop", "overflow", "manual", "background"]
 ContextItem: TypeAlias = MessageId | NewMessage

@@ -19,14 +19,14 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from hermes_state import attachments, inbox, outbox, ratings, talk, tool_runs
+from hermes_state import attachments, inbox, outbox, ratings, talk, tool_runs, turns
 from hermes_state.agents import NEXT_AGENT, UNROUTED, RoutedAgent
 from hermes_state.errors import SessionNotFound, StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState, NewInboxRow
 from hermes_state.models import ledger
 from hermes_state.models.ledger import ModelCall
 from hermes_state.outbox import OutboxKind, OutboxRow, RenderedReply, Reply
-from hermes_state.sessions import end_session, ensure_active, load_tip
+from hermes_state.sessions import EndReason, end_session, ensure_active, load_tip
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, insert_row, scalar_or_none, scalars
 from hermes_state.tool_runs import ToolResult, ToolRunState
@@ -39,23 +39,11 @@ from hermes_state.transcripts import (
     append_to_tip,
     was_spoken,
 )
-from hermes_state.turns import (
-    START,
-    TICKET,
-    RunningTurn,
-    TurnClaim,
-    TurnMoved,
-    find_subagents,
-    find_unended,
-    load_running,
-    remove_preview,
-    require_running,
-)
+from hermes_state.turns import RunningTurn, TurnClaim, TurnMoved
 from hermes_state.values import (
     AttachmentId,
     Button,
     ChatId,
-    EndReason,
     InboxId,
     InputKind,
     LineageId,
@@ -117,7 +105,7 @@ def start_turn(
     ids = {f"id_{at}": inbox_id for at, inbox_id in enumerate(inbox_ids)}
     first = f"""coalesce((SELECT i.sender_ref FROM inbox i WHERE i.id IN (:{", :".join(ids)})
       ORDER BY CASE i.kind WHEN 'message' THEN 0 ELSE 1 END, i.id LIMIT 1), '')"""
-    started = db.execute(START.format(first, ""), {"now": now, "chat_id": chat_id, **ids})  # read with the rows
+    started = db.execute(turns.START.format(first, ""), {"now": now, "chat_id": chat_id, **ids})  # read with the rows
     rows, turn = inbox.load_rows(db, inbox_ids), started.fetchone()
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows are gone")
@@ -126,7 +114,7 @@ def start_turn(
     if shows_talk:
         talk.show(db, chat_id, lineage_id, turn_id, now)
     _bind(db, turn_id, lineage_id, rows, prepared, now, has_ratings=has_ratings)
-    return load_running(db, turn_id)
+    return turns.load_running(db, turn_id)
 
 
 def start_at_once(
@@ -135,7 +123,7 @@ def start_at_once(
     """Store an event and start its turn, but only if the chat is idle, in an open conversation with the right agent."""
     values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id, **routed.values}
     nothing_waits = f"NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.WAITS})"
-    query = START.format(":starter", f"AND c.agent = {NEXT_AGENT} AND {nothing_waits}")
+    query = turns.START.format(":starter", f"AND c.agent = {NEXT_AGENT} AND {nothing_waits}")
     started = db.execute(query, values).fetchone()
     if started is None:
         return None
@@ -148,7 +136,7 @@ def start_at_once(
         talk.show(db, row.chat_id, lineage_id, turn_id, now)
     told = ratings.tell(db, row.chat_id, lineage_id) if has_ratings else ()
     _store_human_row(db, turn_id, lineage_id, inbox.stored_form(row, inbox_id, now), PreparedMessage(notes=told), now)
-    return inbox_id, load_running(db, turn_id)
+    return inbox_id, turns.load_running(db, turn_id)
 
 
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
@@ -158,7 +146,7 @@ def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: User
     claim = "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'"
     if db.execute(claim, (turn_id, command)).rowcount != 1:
         raise InboxMoved(f"command {command} was already settled")
-    return load_running(db, turn_id)
+    return turns.load_running(db, turn_id)
 
 
 def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
@@ -167,7 +155,7 @@ def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
     A sub-agent gets copies of the texts. The messages keep waiting for the turn that called it. Raises `TurnMoved` if
     the turn is not running or `claim` is outdated.
     """
-    turn = require_running(db, claim)
+    turn = turns.require_running(db, claim)
     rows = [row for row in inbox.load_waiting(db, turn.chat_id) if row.mode is inbox.InboxMode.STEER]
     if turn.parent is not None:
         return _copy_steers(db, turn, rows, now)
@@ -221,7 +209,7 @@ DO UPDATE SET message_id = excluded.message_id, part = excluded.part WHERE exclu
 def _store_human_row(
     db: Connection, turn_id: TurnId, lineage_id: LineageId, row: InboxRow, ready: PreparedMessage, now: Millis
 ) -> None:
-    body = msgspec.structs.replace(ready.body, notes=(*ready.body.notes, *ready.notes)) if ready.notes else ready.body
+    body = replace(ready.body, notes=(*ready.body.notes, *ready.notes)) if ready.notes else ready.body
     said = _human_row(db, row, turn_id, body)
     message_id = append_to_tip(db, lineage_id, said, row.sent_at, ", last_human_at = ?", now).id
     if ready.parts and not attachments.bind_parts(db, row.chat_id, lineage_id, message_id, ready.parts):
@@ -230,8 +218,7 @@ def _store_human_row(
     quoted = quote.message_ref if quote is not None and not quote.is_from_bot else ""
     for part, ref in enumerate((row.message_ref, quoted) if row.kind is InboxKind.MESSAGE else ()):
         if ref:
-            shown = (row.chat_id, ref, message_id, part)
-            db.execute(_SHOWN, shown)
+            db.execute(_SHOWN, (row.chat_id, ref, message_id, part))
     for attachment_id in ready.attachment_ids:
         db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
 
@@ -247,14 +234,14 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
     quote = row.payload.quote
     known = (row.chat_id, quote.message_ref) if quote is not None else ()
     if quote is not None and (quote.is_selection or not any(scalars(db, bool, _NEWEST_ANSWER, known))):
-        body = msgspec.structs.replace(body, quote=quote)
+        body = replace(body, quote=quote)
     if row.payload.transcripts:
-        body = msgspec.structs.replace(body, notes=(*body.notes, TRANSCRIBED_NOTE))
+        body = replace(body, notes=(*body.notes, TRANSCRIBED_NOTE))
     words_by = "" if row.payload.is_forwarded else row.payload.words_by
     if words_by is not None:
-        body = msgspec.structs.replace(body, notes=(*body.notes, FORWARDED_NOTE), words_by=words_by)
+        body = replace(body, notes=(*body.notes, FORWARDED_NOTE), words_by=words_by)
     if row.payload.via is InputKind.SCHEDULED:
-        body = msgspec.structs.replace(body, notes=(*body.notes, SCHEDULED_NOTE, *row.payload.notes))
+        body = replace(body, notes=(*body.notes, SCHEDULED_NOTE, *row.payload.notes))
     is_own = row.kind is InboxKind.NOTICE and not row.message_ref  # written by the gateway
     return NewMessage(
         role=MessageRole.USER,
@@ -274,7 +261,7 @@ def append_calls(db: Connection, claim: TurnClaim, answer: ModelAnswer, now: Mil
 
     Raises `TurnMoved` if the turn is not running or `claim` is outdated.
     """
-    return _append_answer(db, require_running(db, claim), answer, answer.text or None, now)
+    return _append_answer(db, turns.require_running(db, claim), answer, answer.text or None, now)
 
 
 def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text: str | None, now: Millis) -> Message:
@@ -303,7 +290,7 @@ def start_tools(
 
     Raises `TurnMoved` if the turn is not running or `claim` is outdated.
     """
-    require_running(db, claim)
+    turns.require_running(db, claim)
     tool_runs.begin(db, claim.id, call_message_id, calls, now)
 
 
@@ -313,14 +300,14 @@ def finish_tool(db: Connection, claim: TurnClaim, result: ToolResult, now: Milli
 
     Raises `TurnMoved` if the turn is not running or `claim` is outdated.
     """
-    return tool_runs.store_result(db, require_running(db, claim), result, now)
+    return tool_runs.store_result(db, turns.require_running(db, claim), result, now)
 
 
 _QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"
 # Purpose: end a running turn. Return facts that may have changed since it began, and whether its chat has open rows.
 _FINISH = f"""
 UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND epoch = ? AND state = 'running'
-RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(TICKET)},
+RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(turns.TICKET)},
   EXISTS (SELECT 1 FROM inbox l WHERE l.chat_id = turns.chat_id AND l.{inbox.WAITS} AND l.mode = 'steer'),
   EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = turns.chat_id AND o.{outbox.OPEN}),
   EXISTS (SELECT 1 FROM turns k WHERE k.parent_turn_id = turns.id AND k.state = 'running'),
@@ -348,7 +335,7 @@ def finish_turn(
     preview_ref, question_ref, ticket, has_late_steers, is_owed, has_subagents, has_retry = closed
     if has_subagents:  # a sub-agent's end was not stored, because the store failed
         _stop_subagents(db, turn, "the turn continued without this sub-agent", now)
-    turn = msgspec.structs.replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
+    turn = replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
     if turn.parent is not None:
         end_session(db, load_tip(db, turn.lineage_id).id, EndReason.FINISHED, now)
         return message.id, None
@@ -374,7 +361,7 @@ def stop_turn(
     a valid transcript has a result for each call. If there is no partial answer, `notice` replaces the preview. If
     another node runs the turn, `partial_text` is None, and the last stored preview is used.
     """
-    turn = find_unended(db, claim)
+    turn = turns.find_unended(db, claim)
     if turn is None:
         return False
     _stop_subagents(db, turn, reason, now)
@@ -407,13 +394,12 @@ def fail_turn(
     `error` names the kind of failure for operators. A sub-agent's `sentence` goes to its caller. `buttons`
     belong to the reply until the chat's next turn ends.
     """
-    turn = find_unended(db, claim)
+    turn = turns.find_unended(db, claim)
     if turn is None:
         return False
     _stop_subagents(db, turn, "the turn has failed", now)
-    tool_runs.answer_open_calls(
-        db, turn, "outcome unknown: the turn failed before the result arrived", ToolRunState.UNKNOWN, now
-    )
+    result = "outcome unknown: the turn failed before the result arrived"
+    tool_runs.answer_open_calls(db, turn, result, ToolRunState.UNKNOWN, now)
     if turn.parent is None:
         reply = replace(_reply(turn, OutboxKind.ERROR, sentence, None), buttons=buttons)
         outbox.offer(db, reply, "retry", now)
@@ -422,7 +408,7 @@ def fail_turn(
 
 
 def _stop_subagents(db: Connection, turn: RunningTurn, reason: str, now: Millis) -> None:
-    for subagent in find_subagents(db, turn.id) if turn.parent is None else []:
+    for subagent in turns.find_subagents(db, turn.id) if turn.parent is None else []:
         tool_runs.answer_open_calls(db, subagent, reason, ToolRunState.STOPPED, now)
         _close(db, subagent, TurnState.STOPPED, reason, now)
 
@@ -443,7 +429,7 @@ def _reply(turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: Messa
 
 def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | None, now: Millis) -> None:
     db.execute("UPDATE turns SET state = ?, error = ?, ended_at = ? WHERE id = ?", (state, error, now, turn.id))
-    remove_preview(db, turn.id)
+    turns.remove_preview(db, turn.id)
     outbox.close_questions(db, turn.id, now)
     if turn.parent is None:
         _settle_inbox(db, turn, True, now)

@@ -7,13 +7,31 @@ kind `subagent` and the calling session as its parent.
 """
 
 import secrets
+from enum import StrEnum
 
 import msgspec
 
 from hermes_state.errors import LineageMoved, LookupReason, LookupRejected, SessionNotFound
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
-from hermes_state.values import ChatId, ChatKey, EndReason, LineageId, MessageId, Millis, ReasoningEffort, SessionId
+from hermes_state.values import ChatId, ChatKey, LineageId, MessageId, Millis, ReasoningEffort, SessionId
+
+
+class SessionKind(StrEnum):
+    """Kind of a session: first of a conversation, continuation, or first of a sub-agent."""
+
+    ROOT = "root"
+    CONTINUATION = "continuation"
+    SUBAGENT = "subagent"
+
+
+class EndReason(StrEnum):
+    COMPRESSION = "compression"
+    UNDO = "undo"
+    RESET = "reset"
+    EXPIRED = "expired"
+    SWITCHED = "switched"
+    FINISHED = "finished"
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

@@ -418,24 +418,6 @@ class ToolEffect(StrEnum):
     EXECUTES = "executes"
 
 
-class SessionKind(StrEnum):
-    """Kind of a session: first of a conversation, continuation, or first of a sub-agent. `BRANCH` is not used yet."""
-
-    ROOT = "root"
-    CONTINUATION = "continuation"
-    BRANCH = "branch"
-    SUBAGENT = "subagent"
-
-
-class EndReason(StrEnum):
-    COMPRESSION = "compression"
-    UNDO = "undo"
-    RESET = "reset"
-    EXPIRED = "expired"
-    SWITCHED = "switched"
-    FINISHED = "finished"
-
-
 class CanonicalUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts of one model call, as reported by the provider. `input` excludes cache reads and cache writes."""
 

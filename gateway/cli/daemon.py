@@ -41,9 +41,7 @@ def run(
     existing database.
     """
     with without("rich", "greenlet"):  # structlog would import them for tracebacks and greenlets, which we do not use
-        from gateway.daemon.process import (
-            serve,  # logging takes longer to import than the whole command line
-        )
+        from gateway.daemon.process import serve  # logging takes longer to import than the whole command line
     environ = process_environment()
     raise typer.Exit(serve({**environ, "HERMES_CLUSTER__ROLE": role} if role else environ, is_fresh=is_fresh))
 

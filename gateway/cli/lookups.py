@@ -24,16 +24,7 @@ from gateway.operator.lookups import (
     speaker,
 )
 from gateway.operator.search_advice import search_advice
-from gateway.operator.spending import (
-    DEFAULT_DAYS,
-    MAX_DAYS,
-    InsightsReport,
-    UsageReport,
-    insights_block,
-    insights_notes,
-    today_lines,
-    usage_lines,
-)
+from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, InsightsReport, UsageReport
 from gateway.operator.why import why_lines
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import LineageSession, short_key
@@ -41,10 +32,10 @@ from hermes_state.admin.why import WhyReport
 from hermes_state.agents import shown_name
 from hermes_state.errors import ConfigError
 from hermes_state.search.full_text import FoundMessage
-from hermes_state.sessions import Conversation
+from hermes_state.sessions import Conversation, SessionKind
 from hermes_state.store.sql import Connection
 from hermes_state.text import shortened
-from hermes_state.values import MessageRole, SessionKind, SystemClock, parse_recall_id, recall_id
+from hermes_state.values import MessageRole, SystemClock, parse_recall_id, recall_id
 
 T = TypeVar("T")
 
@@ -230,7 +221,7 @@ def usage(place: Place = None, agent: AgentName = None, as_json: Json = False) -
     if used.session is not None:
         heading = f"Conversation {short_key(used.session)} of {used.chat}"
     heading += "" if agent is None else f", agent {agent}"
-    lines = [f"{heading}:", *usage_lines(used), "", "Today:", *today_lines(used, tells_all=True)]
+    lines = [f"{heading}:", *spending.usage_lines(used), "", "Today:", *spending.today_lines(used, tells_all=True)]
     show(spending.usage_row(used), lines, as_json=as_json)
 
 
@@ -241,7 +232,7 @@ def insights(
 ) -> None:
     """Show recent spending by day, chat, model and purpose."""
     found = ask_or_read("insights", {"days": days, "agent": agent}, InsightsReport, _read_spending)
-    text = "\n".join([insights_block(found), "", *insights_notes(found.total)]).rstrip()
+    text = "\n".join([spending.insights_block(found), "", *spending.insights_notes(found.total)]).rstrip()
     show(spending.insights_row(found), [text], as_json=as_json)
 
 

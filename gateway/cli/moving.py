@@ -27,10 +27,11 @@ from hermes_state.engines.opening import open_store
 from hermes_state.errors import CommandError
 from hermes_state.files import AttachmentFolder
 from hermes_state.redaction import Redactor
+from hermes_state.sessions import SessionKind
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
-from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, Progress, SessionKind, SystemClock
+from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, Progress, SystemClock
 from platforms.local.export import FORMATS, ExportedMessage, with_content
 
 _MAIN = ChatKey(platform="local", account="local", chat_ref="main")

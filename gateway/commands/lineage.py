@@ -24,9 +24,10 @@ from hermes_state.chats import load_label
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.outbox import OfferTopic
 from hermes_state.search.full_text import FoundMessage
+from hermes_state.sessions import SessionKind
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, place_name, plain, shortened
-from hermes_state.values import Button, ChatId, MessageId, MessageRole, SessionKind, Transcript, recall_id
+from hermes_state.values import Button, ChatId, MessageId, MessageRole, Transcript, recall_id
 
 MAX_SESSIONS = 6
 HITS_PER_PAGE = 5

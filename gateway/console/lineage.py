@@ -14,19 +14,11 @@ from hermes_state.agents import agent_of
 from hermes_state.chats import Chat, find_chat, load_chat
 from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
-from hermes_state.sessions import Session, load_open
+from hermes_state.sessions import EndReason, Session, load_open
 from hermes_state.store.sql import Connection
 from hermes_state.text import dollars, duration
 from hermes_state.transcripts import load_context, load_session_view
-from hermes_state.values import (
-    ConversationRef,
-    EndReason,
-    LineageId,
-    SessionId,
-    SessionKind,
-    Transcript,
-    parse_recall_id,
-)
+from hermes_state.values import ConversationRef, LineageId, SessionId, Transcript, parse_recall_id
 from platforms.console import ConsolePage, Values, WebPerson
 
 MAX_NODES = 1_000
@@ -155,7 +147,6 @@ def _rows(
     conversations = defaultdict[LineageId, list[LineageNode]](list)
     for node in nodes:
         conversations[node.lineage_id].append(node)
-    keys = {node.id: node.key for node in nodes}
     rows = []
     for mine in reversed(conversations.values()):
         root, tip = mine[0], mine[-1]
@@ -166,7 +157,6 @@ def _rows(
             "sessions": len(mine),
             "end": ENDS.get(tip.end_reason, "") if tip.end_reason else "open",
             "agent": root.agent,
-            "branched_from": keys.get(root.parent_id) if root.kind is SessionKind.BRANCH and root.parent_id else None,
         }
         rows.append({**row, **_drawing(mine, f"/console/lineage?{urlencode({'chat': name})}", opened, redact)})
     return rows
@@ -223,7 +213,7 @@ def place(nodes: Sequence[LineageNode]) -> tuple[Mapping[SessionId, SessionId], 
 def _word(node: LineageNode) -> str:
     if node.layer is not None:
         return node.layer.replace("_", "-").capitalize()
-    return "Undo" if node.depth else "Branch" if node.kind is SessionKind.BRANCH else "Start"
+    return "Undo" if node.depth else "Start"
 
 
 def _short(tokens: int | None) -> str:

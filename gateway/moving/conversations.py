@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from agent.handoff import Handoff, unframed
 from agent.memory.notes import FILE_NAMES, Target, read_text
 from agent.memory.skills import SKILL_FILE
+from hermes_state import sessions
 from hermes_state.chats import ensure_chat, find_chat
 from hermes_state.compressions import CompressionRow, ContextItem, SplitPlan, split
 from hermes_state.errors import ToolError
@@ -32,7 +33,6 @@ from hermes_state.values import (
     ChatId,
     ChatKey,
     ChatKind,
-    EndReason,
     MessageBody,
     MessageId,
     MessageRole,
@@ -337,11 +337,11 @@ def store_conversation(db: Connection, found: ImportedConversation, imported: Co
     newest = "(SELECT max(id) FROM messages WHERE lineage_id = ?)"
     db.execute(f"UPDATE chats SET read_id = {newest} WHERE id = ?", (session.lineage_id, chat_id))
     if not is_newest or not found.is_open:
-        end_session(db, tip, EndReason.FINISHED, last)
+        end_session(db, tip, sessions.EndReason.FINISHED, last)
     if active is not None and not is_newest:
         db.execute("UPDATE chats SET active_session_id = ? WHERE id = ?", (active.id, chat_id))
     elif active is not None and active.ended_at is None:
-        end_session(db, active.id, EndReason.SWITCHED, last)
+        end_session(db, active.id, sessions.EndReason.SWITCHED, last)
 
 
 def _compressed(

@@ -17,13 +17,13 @@ from gateway.outbound.webhooks import HookWriter
 from hermes_state import inbox, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.sessions import load_active
+from hermes_state.sessions import EndReason, load_active
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
 from hermes_state.transcripts import View
-from hermes_state.values import Button, ChatId, Clock, ConversationRef, EndReason, Millis, UserRef
+from hermes_state.values import Button, ChatId, Clock, ConversationRef, Millis, UserRef
 
 ACCURACY_FROM = 2
 """Number of compressions after which the first accuracy notice is sent. A summary of a summary loses details."""

@@ -2,9 +2,9 @@
 
 from hermes_state.admin.console import FIGURES, CompressionFigures
 from hermes_state.models.ledger import within_lineage
-from hermes_state.sessions import IS_SUBAGENT
+from hermes_state.sessions import IS_SUBAGENT, EndReason, SessionKind
 from hermes_state.store.sql import Connection, scalar_or_none, select
-from hermes_state.values import ChatId, EndReason, LineageId, MessageId, Millis, SessionId, SessionKind
+from hermes_state.values import ChatId, LineageId, MessageId, Millis, SessionId
 
 
 class LineageNode(CompressionFigures, frozen=True, kw_only=True):

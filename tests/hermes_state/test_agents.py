@@ -2,11 +2,11 @@ from hermes_state import agents, inbox
 from hermes_state.agents import RoutedAgent
 from hermes_state.models import ledger
 from hermes_state.models.ledger import ModelCall
-from hermes_state.sessions import ensure_active, list_conversations, load_active, load_other_lineages, resume
+from hermes_state.sessions import EndReason, ensure_active, list_conversations, load_active, load_other_lineages, resume
 from hermes_state.store.sql import Connection
 from hermes_state.tools import approvals
 from hermes_state.tools.approvals import AnswererRole, GrantKind, PendingApproval
-from hermes_state.values import CanonicalUsage, ChatId, EndReason, MicroUsd, OutboxId, TurnId, UserRef
+from hermes_state.values import CanonicalUsage, ChatId, MicroUsd, OutboxId, TurnId, UserRef
 from tests.hermes_state.rows import START, compress, exchange, make_chat
 
 OPS = RoutedAgent(name="ops", known="||ops|desk|")

@@ -22,6 +22,7 @@ from hermes_state.compressions import (
 )
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import (
+    EndReason,
     choose_model,
     get_compression_tip,
     load_session,
@@ -35,7 +36,7 @@ from hermes_state.store.writer import Store
 from hermes_state.tool_runs import load_tool_runs
 from hermes_state.transcripts import NewMessage, append_view_row, hide, load_messages, load_view
 from hermes_state.turns import find_open_turn
-from hermes_state.values import ChatId, ChatKind, EndReason, LineageId, MessageId, MessageRole, Millis, Origin
+from hermes_state.values import ChatId, ChatKind, LineageId, MessageId, MessageRole, Millis, Origin
 from tests.databases import IS_POSTGRES
 from tests.hermes_state.rows import (
     HANDOFF,

@@ -6,6 +6,7 @@ from hermes_state import inbox, journal
 from hermes_state.errors import LineageMoved, LookupReason, LookupRejected, SessionNotFound
 from hermes_state.inbox import InboxKind
 from hermes_state.sessions import (
+    EndReason,
     choose_model,
     end_session,
     ensure_active,
@@ -25,7 +26,7 @@ from hermes_state.sessions import (
     set_system_prompt,
     set_title,
 )
-from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
+from hermes_state.values import ChatId, LineageId, Millis, SessionId
 from tests.hermes_state.rows import ANN, START, compress, exchange, finish, make_chat, receive, seen, start
 
 HOUR = 3_600_000

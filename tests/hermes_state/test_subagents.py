@@ -14,12 +14,12 @@ from hermes_state.errors import LookupRejected
 from hermes_state.inbox import InboxKind, InboxMode
 from hermes_state.journal import ModelAnswer
 from hermes_state.models.ledger import ModelCall, cost_of_conversation
-from hermes_state.sessions import load_active, load_session, load_tip
+from hermes_state.sessions import EndReason, SessionKind, load_active, load_session, load_tip
 from hermes_state.tool_runs import ToolRunState, load_tool_runs
 from hermes_state.tools.subagents import SubagentReport, open_subagent
 from hermes_state.transcripts import load_messages
 from hermes_state.turns import RunningTurn, TurnMoved, find_open_turn, require_running
-from hermes_state.values import ChatId, EndReason, Message, MessageRole, MicroUsd, Millis, SessionKind, TurnState
+from hermes_state.values import ChatId, Message, MessageRole, MicroUsd, Millis, TurnState
 from tests.databases import REJECTED, sqlite_only
 from tests.hermes_state.helpers import opened_as_ours
 from tests.hermes_state.rows import (

@@ -15,9 +15,9 @@ from hermes_state.chats import ensure_chat, find_chats_named
 from hermes_state.compressions import CompressionRow, plan_undo, split, undo_compression
 from hermes_state.errors import LookupReason, LookupRejected
 from hermes_state.search.full_text import search
-from hermes_state.sessions import load_session, load_tip, reset
+from hermes_state.sessions import EndReason, load_session, load_tip, reset
 from hermes_state.transcripts import load_messages, load_view
-from hermes_state.values import ChatId, ChatKey, ChatKind, EndReason, LineageId, MessageRole, Millis, SessionId
+from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, MessageRole, Millis, SessionId
 from tests.hermes_state.rows import START, compress, exchange, key_of, make_chat, split_plan
 
 
