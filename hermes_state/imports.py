@@ -28,8 +28,7 @@ def without(*names: str, **others: str) -> Iterator[None]:
     Traceback (most recent call last):
     ModuleNotFoundError: import of antigravity halted; None in sys.modules
     """
-    given: dict[str, Any] = dict.fromkeys(names)
-    given |= {name: importlib.import_module(other) for name, other in others.items()}
+    given: dict[str, Any] = dict.fromkeys(names) | {name: importlib.import_module(others[name]) for name in others}
     replaced = given.keys() - sys.modules.keys()
     sys.modules.update((name, given[name]) for name in replaced)
     try:
@@ -81,11 +80,7 @@ class _LatePattern:
 
 
 def late_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """Return a regular expression that is compiled when it is first used.
-
-    >>> late_pattern("[aeiou]").sub("*", "ships")
-    'sh*ps'
-    """
+    """Return a regular expression that is compiled when it is first used."""
     return cast(re.Pattern[str], _LatePattern(pattern, flags))
 
 

@@ -1,4 +1,5 @@
 import importlib
+import re
 import subprocess
 import sys
 import threading
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.imports import defer, without
+from hermes_state.imports import defer, late_pattern, without
 
 
 @pytest.fixture
@@ -24,6 +25,23 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield "heavy"
     for name in [name for name in sys.modules if name.partition(".")[0] == "heavy"]:
         del sys.modules[name]
+
+
+def test_another_module_stands_for_a_module_only_in_the_block(package: str) -> None:
+    with without(**{package: "json"}):
+        assert importlib.import_module(package).__name__ == "json"
+    assert importlib.import_module(package).__name__ == package
+    with without(**{package: "json"}):
+        assert importlib.import_module(package).__name__ == package, "it is already imported"
+
+
+def test_a_late_pattern_is_compiled_when_it_is_first_used() -> None:
+    broken = late_pattern("(")
+    with pytest.raises(re.error):
+        broken.search("text")
+    vowels = late_pattern("[AEIOU]", re.IGNORECASE)
+    assert vowels.sub("*", "ships") == "sh*ps"
+    assert vowels.pattern == "[AEIOU]"
 
 
 def test_a_blocked_module_can_be_imported_after_the_block(package: str) -> None:
