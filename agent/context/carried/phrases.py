@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -19,13 +19,12 @@ _IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}"
 _VOWEL_MARK = re.compile("[\u064b-\u0652]")
 _ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
 _START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+){0,4}"
-_SCRIPTS = tuple(
-    re.compile(f"[{span}]")
-    for span in ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
-)
+_PLAIN = re.compile(r"(?:[^\\()\[\].?*+{}^$|](?![?*+{]))*")
+"""Pattern for the characters at the beginning of an expression that stand for themselves."""
+_SCRIPTS = ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
 """Scripts other than Latin. Text is searched only for words in the scripts that it contains."""
-_FIRST_SCRIPT = 2
-"""Lowest number that `_scripts` returns for a text with another script than Latin."""
+_GAP = r"[^a-z\u0370-\u1fff\u3040-\ud7ff]"
+"""Pattern for most characters before the start of a word, which is also quick in scripts without spaces."""
 
 
 class Language:
@@ -101,65 +100,38 @@ class Language:
     def _expression(self, *names: str) -> re.Pattern[str]:
         lines = [line for name in names for line in self._table[name].strip().splitlines()]
         found = [one for line in lines for one in _alternatives(line)]
+        for name in ("told", "deed"):
+            found = [one.replace(f"{{{name}}}", self._table.get(name, "")) for one in found]
         groups = []
         for beginning in ("{start}", r"\b", ""):  # tried once per position, not once per alternative
             behind = [one.removeprefix(beginning) for one in found if one.startswith(beginning)]
             found = [one for one in found if not one.startswith(beginning)]
-            groups += [f"{beginning}(?:{'|'.join(behind)})"] * bool(behind)
-        start = _START.replace("{lead}", self._table["lead"])
-        expression = "|".join(groups).replace("{start}", start)
-        for name in ("told", "deed"):
-            expression = expression.replace(f"{{{name}}}", self._table.get(name, ""))
-        return re.compile(expression)
+            groups += [beginning + _guarded("|".join(behind))] * bool(behind)
+        return re.compile("|".join(groups).replace("{start}", _START.replace("{lead}", self._table["lead"])))
 
 
 class _Words:
-    """Words to search for in a single pass, which takes about as long as a search for one word."""
+    """Words to search for in a single pass: the parts in `words` are searched for, and then the words with these parts.
 
-    def __init__(self, words: Iterable[str]) -> None:
-        self._by_start: dict[str, list[str]] = {}
-        start = None
-        for word in sorted(words):
-            if start is None or not word.startswith(start):
-                start = word
-            self._by_start.setdefault(start, []).append(word)
-        self._expression = re.compile(_any_of([*self._by_start]))
-
-    def within(self, lower: str) -> set[str]:
-        found: set[str] = set()
-        match = self._expression.search(lower)
-        while match is not None:
-            found.update(word for word in self._by_start[match[0]] if lower.startswith(word, match.start()))
-            match = self._expression.search(lower, match.start() + 1)  # words may overlap
-        return found
-
-
-class _WordStarts:
-    """Words in alphabets, found by the beginnings of the words of a text. Twice as fast as `_Words`.
-
-    A phrase is found by its longest word.
+    Latin parts are searched for only at the start of a word, which is twice as fast, except for those in `inside`.
     """
 
-    def __init__(self, words: Iterable[str]) -> None:
-        self._by_start: dict[bytes, list[str]] = {}
-        for word in words:
-            self._by_start.setdefault(_start_of(max(_in_bytes(word), key=len)), []).append(word)
+    def __init__(self, words: Mapping[str, str], inside: Collection[str] = ()) -> None:
+        self._by_start: dict[str, list[str]] = {}
+        self._expressions: list[re.Pattern[str]] = []
+        for is_inside in (False, True):
+            starts: list[str] = []
+            for word, part in sorted(words.items(), key=itemgetter(1)):
+                if (part >= "\u0370" or part in inside) is is_inside:
+                    starts += [part] * (not starts or not part.startswith(starts[-1]))
+                    self._by_start.setdefault(starts[-1], []).append(word)
+            if starts:
+                first, found = "".join(re.escape(one[0]) for one in starts), f"(?=({_any_of(starts)}))"
+                self._expressions.append(re.compile(rf"[{first}](?<={found}.)" if is_inside else _GAP + found))
 
     def within(self, lower: str) -> set[str]:
-        starts = self._by_start.keys() & map(_start_of, set(_in_bytes(lower)))
+        starts = {start for expression in self._expressions for start in expression.findall(lower)}
         return {word for start in starts for word in self._by_start[start] if word in lower}
-
-
-_start_of: Callable[[bytes], bytes] = itemgetter(slice(4))
-_LETTER_BYTES = bytes(byte if byte > 127 or chr(byte).isalnum() else 32 for byte in range(256))
-_MARKS = "\u00a0\u00ab\u00bb\u00a1\u00bf\u2013\u2014\u2018\u2019\u201c\u201d\u201e\u2026"
-
-
-def _in_bytes(text: str) -> list[bytes]:
-    """Return the words of a text in UTF-8."""
-    for mark in () if text.isascii() else _MARKS:
-        text = text.replace(mark, " ")
-    return text.encode("utf-8", "surrogatepass").translate(_LETTER_BYTES).split()
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, frozenset[str], frozenset[str]]]
@@ -186,9 +158,7 @@ def hinted(text: str) -> Hinted:
 
 def weighty_words(text: str) -> Collection[str]:
     """Return the words, in lower case, that mark parts of `text` as important."""
-    lower, scripts = text.lower(), _scripts(text)
-    found = _weighty().within(lower)
-    return found if scripts < _FIRST_SCRIPT else found | _weighty_in(scripts).within(lower)
+    return _weighty(_scripts(text)).within(f" {text.lower()}")
 
 
 @cache
@@ -201,31 +171,27 @@ def _languages() -> Sequence[tuple[Language, frozenset[str], frozenset[str]]]:
 @cache
 def _hints(scripts: int) -> _Words:
     listed = (word for table in _stored().values() for name in ("hints", "choice_hints") for word in table[name])
-    return _Words({word for word in listed if not _scripts(word) & ~scripts})
+    inside = {word for table in _stored().values() for word in table.get("inside", ())}
+    return _Words({word: word.lstrip(" ,'-") for word in listed if not _scripts(word) & ~scripts}, inside)
 
 
 @cache
-def _weighty() -> _WordStarts:
-    return _WordStarts(word for word in _all_weighty() if _scripts(word) < _FIRST_SCRIPT)
-
-
-@cache
-def _weighty_in(scripts: int) -> _Words:
-    """Return the words in other scripts than Latin. Some of these scripts have no spaces between words."""
-    return _Words(word for word in _all_weighty() if _scripts(word) >= _FIRST_SCRIPT and not _scripts(word) & ~scripts)
-
-
-def _all_weighty() -> Collection[str]:
-    return {word for table in _stored().values() for word in table["matters"]}
+def _weighty(scripts: int) -> _Words:
+    listed = (word for table in _stored().values() for word in table["matters"] if not _scripts(word) & ~scripts)
+    return _Words({word: max(WORD.findall(word), key=len)[:4] for word in listed})
 
 
 def _scripts(text: str) -> int:
-    """Return a bit mask of the scripts in `text`: 0 for ASCII, otherwise 1 plus a bit for each script in `_SCRIPTS`."""
+    """Return a bit mask of the scripts in `text`: 0 for ASCII, otherwise 1 plus a bit for each of `_SCRIPTS`."""
     if text.isascii():
         return 0
-    if re.search("[\u0370-\u06ff\u3040-\ud7a3]", text) is None:
-        return 1
-    return 1 + sum(2 << bit for bit, script in enumerate(_SCRIPTS) if script.search(text) is not None)
+    found = 1
+    while others := "".join(span for bit, span in enumerate(_SCRIPTS) if not found & 2 << bit):
+        other = re.search(f"[{others}]", text)
+        if other is None:
+            break
+        found += next(2 << bit for bit, span in enumerate(_SCRIPTS) if span[0] <= other[0] <= span[2])
+    return found
 
 
 @cache
@@ -250,18 +216,51 @@ def _any_of(words: Sequence[str]) -> str:
 
 
 def _alternatives(expression: str) -> Iterator[str]:
-    start = depth = 0
+    ends = [mark.start() for mark, depth in _marks(expression) if mark[0] == "|" and depth == 0]
+    return (expression[start + 1 : end] for start, end in pairwise([-1, *ends, len(expression)]))
+
+
+def _marks(expression: str) -> Iterator[tuple[re.Match[str], int]]:
+    """Yield the marks of groups and alternatives, each with the number of groups that are open after it."""
+    depth = 0
     for mark in re.finditer(r"\\.|\[[^]]*\]|[()|]", expression):
-        if mark[0] == "|" and depth == 0:
-            yield expression[start : mark.start()]
-            start = mark.end()
         depth += (mark[0] == "(") - (mark[0] == ")")
-    yield expression[start:]
+        yield mark, depth
+
+
+def _guarded(expression: str) -> str:
+    """Return a group for `expression`. A quick test of the first three letters skips most alternatives at most places.
+
+    >>> _guarded("al(?:l|ways)|not(?: one)?|.x")
+    '(?:(?=(?:al(?:l|w)|not))(?:al(?:l|ways)|not(?: one)?)|(?:.x))'
+    """
+    begun = {one: _beginnings(one) for one in _alternatives(expression)}
+    groups = []
+    for is_quick, some in groupby(begun, key=lambda one: "" not in begun[one]):
+        ones = [*some]
+        test = f"(?={_any_of(sorted({text for one in ones for text in begun[one]}))})" if is_quick else ""
+        groups.append(f"{test}(?:{'|'.join(ones)})")
+    return f"(?:{'|'.join(groups)})"
+
+
+def _beginnings(alternative: str) -> set[str]:
+    """Return texts of up to three characters. Each match of an alternative begins with one of them."""
+    begun = _PLAIN.findall(alternative)[0][:3]
+    rest = alternative[len(begun) :]
+    is_group, has_no_width = rest.startswith("(?:"), rest.startswith(("(?!", "(?=", "(?<"))
+    if len(begun) == 3 or not (is_group or has_no_width):
+        return {begun}
+    end = next(mark.end() for mark, depth in _marks(rest) if depth == 0)
+    behind = rest[end:]
+    if behind.startswith(("*", "+", "{")):
+        return {begun}
+    inner = [*_alternatives(rest[3 : end - 1] if is_group else ""), *[""] * behind.startswith("?")]
+    return {text for piece in inner for text in _beginnings(begun + piece + behind.lstrip("?"))}
 
 
 def _whole(words: str) -> str:
     """Return a regular expression for whole words. Chinese, Japanese and Korean words are matched anywhere."""
-    return rf"(?:{words})" if _is_matched_anywhere(words) else rf"\b(?=\w)(?:{words})(?!\w)"
+    return rf"(?:{words})" if _is_matched_anywhere(words) else rf"\b(?=\w){_guarded(words)}(?!\w)"
 
 
 def _is_matched_anywhere(words: str) -> bool:
