@@ -195,7 +195,8 @@ _WHOLE_RESULTS = """
 SELECT m.id, r.tool_name FROM messages m
 JOIN tool_runs r ON r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id
 WHERE m.turn_id = :turn_id AND m.role = 'tool' AND m.seq > 0
-  AND m.id > (SELECT max(a.id) FROM messages a WHERE a.turn_id = :turn_id AND a.role = 'assistant' AND a.seq > 0)
+  AND m.id > (SELECT max(a.id) FROM messages a
+    WHERE a.turn_id = :turn_id AND a.role = 'assistant' AND a.body IS NOT NULL AND a.seq > 0)
   AND NOT EXISTS (SELECT 1 FROM view_edits e WHERE e.session_id = m.session_id AND e.message_id = m.id)
 """
 

@@ -182,7 +182,7 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     tool_state: str | None  # for a tool result, the state of its tool run
     created_at: Millis
     taken_up_at: Millis | None  # start of the turn that answers this message
-    ref: str | None  # platform's id of the message or its first part
+    ref: str | None  # in a web chat, the page's id of the message or its first part
     is_owed: bool  # delivery is not finished
     is_undone: bool  # hidden from the model
     files: tuple[str, ...] = ()  # attachment names
@@ -194,7 +194,7 @@ SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_c
   (SELECT r.state FROM tool_runs r WHERE r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id
     ORDER BY r.id DESC LIMIT 1) AS tool_state,
   (SELECT t.started_at FROM turns t WHERE t.id = m.turn_id AND m.origin = 'human') AS taken_up_at,
-  (SELECT p.ref FROM platform_messages p WHERE p.message_id = m.id ORDER BY p.part LIMIT 1) AS ref,
+  (SELECT p.ref FROM platform_messages p WHERE p.message_id = m.id AND p.ref >= 'A' ORDER BY p.part LIMIT 1) AS ref,
   EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = m.chat_id AND o.message_id = m.id
     AND o.state IN ('pending','sending','ambiguous') AND o.kind <> 'voice') AS is_owed,
   EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL) AS is_undone

@@ -366,7 +366,8 @@ def stop_turn(
         return False
     _stop_subagents(db, turn, reason, now)
     tool_runs.answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
-    query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
+    query = """SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND body IS NOT NULL AND seq > 0
+    ORDER BY id DESC LIMIT 1"""
     shown = (scalar_or_none(db, str, query, (turn.id,)) or "").strip()
     if partial_text is None:
         preview = scalar_or_none(db, str, "SELECT text FROM previews WHERE turn_id = ?", (turn.id,)) or ""

@@ -38,8 +38,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 _TOKENS = f"(SELECT CAST(coalesce(sum({{}}), 0) AS BIGINT) FROM model_calls m WHERE {OF_TURN})"
 _REQUESTS = """FROM inbox i JOIN chats h ON h.id = i.chat_id LEFT JOIN turns t ON t.id = i.turn_id
-LEFT JOIN messages a ON a.id = (SELECT m.id FROM messages m
-  WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1)"""
+LEFT JOIN messages a ON a.id = coalesce((SELECT o.message_id FROM outbox o
+    WHERE o.dedupe_key = 'turn:' || t.id AND o.part = 0),
+  (SELECT m.id FROM messages m WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.body IS NOT NULL AND m.seq > 0
+    ORDER BY m.id DESC LIMIT 1))"""
 # Purpose: load the state of a request by its event key.
 _OUTCOME = f"""
 SELECT h.chat_ref AS conversation, i.kind = 'command' AS is_command, i.state AS inbox_state, t.id AS turn_id,

@@ -152,7 +152,7 @@ async def load_message(context: ConsoleContext, person: WebPerson, query: Mappin
         chat = load_chat(db, place.chat_id)
         if place.message_id is None or not (person.is_admin or person.owns(chat.key)):
             return None
-        find_ref = "SELECT ref FROM platform_messages WHERE message_id = ? ORDER BY part LIMIT 1"
+        find_ref = "SELECT ref FROM platform_messages WHERE message_id = ? AND ref >= 'A' ORDER BY part LIMIT 1"
         ref = scalar_or_none(db, str, find_ref, (place.message_id,)) or str(place.message_id)
         return chat, ref, HistoryRequest(place=name, limit=40).read(db)
 

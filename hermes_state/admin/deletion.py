@@ -257,6 +257,7 @@ def _set_aside(db: Connection, family: Sequence[LineageId], now: Millis) -> None
         db.execute("DELETE FROM outbox WHERE dedupe_key IN (?, ?)", (f"turn:{turn_id}", f"turn:{turn_id}:voice"))
     db.execute(f"DELETE FROM tool_grants WHERE {ours}")
     files = f"message_id IN (SELECT id FROM messages WHERE {ours})"
+    db.execute(f"DELETE FROM platform_messages WHERE chat_id = ? AND {files}", (source.id,))
     for table, rows in (("attachments", files), ("turns", ours), ("sessions", ours)):
         db.execute(f"UPDATE {table} SET chat_id = ? WHERE {rows}", (aside,))
     query = """UPDATE chats SET active_session_id = NULL WHERE id = ? AND active_session_id IN

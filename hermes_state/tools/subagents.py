@@ -34,7 +34,7 @@ def open_subagent(
     """
     parent = require_running(db, claim)
     query = """SELECT t.id, t.state, coalesce(t.error, (SELECT m.text FROM messages m
-      WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1), '') AS text
+      WHERE m.lineage_id = t.lineage_id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1), '') AS text
     FROM turns t WHERE t.call_message_id = ? AND t.tool_call_id = ? AND t.parent_turn_id IS NOT NULL"""
     known = select_one(db, SubagentReport, query, (call_message_id, tool_call_id))
     if known is not None:

@@ -14,6 +14,7 @@ from hermes_state.errors import LookupRejected
 from hermes_state.inbox import InboxKind, InboxMode
 from hermes_state.journal import ModelAnswer
 from hermes_state.models.ledger import ModelCall, cost_of_conversation
+from hermes_state.outside import find_outcome
 from hermes_state.sessions import EndReason, SessionKind, load_active, load_session, load_tip
 from hermes_state.tool_runs import ToolRunState, load_tool_runs
 from hermes_state.tools.subagents import SubagentReport, open_subagent
@@ -194,6 +195,17 @@ def test_model_calls_and_idle_time_of_subagents_count_for_the_parent(db: sqlite3
     answer_call(db, turn, asked, "a")
     finish(db, turn, "done")
     assert sessions.expire_idle(db, Millis(START + 1), 9, START) == [tip]
+
+
+@sqlite_only
+def test_answers_of_a_turn_are_found_without_reading_all_messages(db: sqlite3.Connection) -> None:
+    turn = start(db, make_chat(db), "go")
+    call_tools(db, turn, "a")
+    with query_plans(db, lambda query: "messages" in query and "role = 'assistant'" in query) as plans:
+        find_outcome(db, "1")
+        journal.stop_turn(db, turn, "partial", "stopped", START, notice="stopped")
+    assert len(plans) == 3
+    assert all("messages_turn (turn_id=?)" in plan for plan in plans), plans
 
 
 @sqlite_only

@@ -94,7 +94,7 @@ def _owe(db: Connection, context: ToolContext, file: StoredFile, caption: str, n
     key = f"turn:{context.turn_id}:file:{file.sha256}:{file.name}"
     if outbox.find_recipient(db, key) is not None:
         return False
-    call = "SELECT max(id) FROM messages WHERE turn_id = ? AND role = 'assistant'"
+    call = "SELECT max(id) FROM messages WHERE turn_id = ? AND role = 'assistant' AND body IS NOT NULL"
     message_id = scalar_or_none(db, MessageId, call, (context.turn_id,))
     attachment_id = attachments.insert(db, context.chat_id, file, now, message_id)
     sent = attachments.load_file(db, context.chat_id, attachment_id)

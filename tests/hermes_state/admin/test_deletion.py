@@ -187,6 +187,8 @@ async def test_a_conversation_goes_with_its_sub_agents_and_the_others_stay(store
     turns = await store.read(lambda db: scalars(db, int, "SELECT id FROM turns ORDER BY id"))
     for turn_id, word in ((turns[0], SECRETS[5]), (turns[-1], "marigold")):
         await store.write(owe_event, chat, f"turn:{turn_id}:{word}")
+    refs = "SELECT m.id FROM platform_messages p LEFT JOIN messages m ON m.id = p.message_id ORDER BY p.message_id"
+    assert len(await store.read(lambda db: scalars(db, int, refs))) == 2
     for _ in range(2):  # a second deletion uses the same hidden chat
         await store.write(request, target)
         assert await store.read(load_requests) == [target]
@@ -195,6 +197,8 @@ async def test_a_conversation_goes_with_its_sub_agents_and_the_others_stay(store
     assert (await store.read(load_requests), await store.read(load_hidden_chats)) == ([], [])
     texts = await store.read(lambda db: scalars(db, str, "SELECT text FROM messages ORDER BY id"))
     assert texts == [SECRETS[4], "marigold"]
+    assert None not in await store.read(lambda db: [row_id for (row_id,) in db.execute(refs).fetchall()])
+    assert len(await store.read(lambda db: scalars(db, int, refs))) == 1
     left = await store.read(lambda db: scalars(db, str, "SELECT payload FROM outbox WHERE state = 'pending'"))
     assert [json.loads(one)["markdown"] for one in left] == [f"turn:{turns[-1]}:marigold"], "no notice, and no event"
     if not IS_POSTGRES:

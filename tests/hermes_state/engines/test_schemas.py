@@ -13,7 +13,7 @@ from tests.postgres import PlainConnection, connect
 
 pytestmark = pytest.mark.cluster
 
-OWN = ("messages_fts", "messages_terms", "message_words", "nodes")
+OWN = ("messages_fts", "message_words", "nodes")
 """Prefixes of tables that only one engine has, for full text and for nodes."""
 HASHED = re.compile(r"hashtextextended\((\w+), .*\)")
 """Column that PostgreSQL indexes by its hash, because only SQLite indexes texts of any length."""
