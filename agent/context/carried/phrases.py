@@ -183,15 +183,16 @@ def _weighty(scripts: int) -> _Words:
 
 def _scripts(text: str) -> int:
     """Return a bit mask of the scripts in `text`: 0 for ASCII, otherwise 1 plus a bit for each of `_SCRIPTS`."""
-    if text.isascii():
-        return 0
-    found = 1
-    while others := "".join(span for bit, span in enumerate(_SCRIPTS) if not found & 2 << bit):
-        other = re.search(f"[{others}]", text)
-        if other is None:
-            break
+    found = 0 if text.isascii() else 1
+    while found and (other := _other_scripts(found).search(text)) is not None:
         found += next(2 << bit for bit, span in enumerate(_SCRIPTS) if span[0] <= other[0] <= span[2])
     return found
+
+
+@cache
+def _other_scripts(found: int) -> re.Pattern[str]:
+    others = "".join(span for bit, span in enumerate(_SCRIPTS) if not found & 2 << bit)
+    return re.compile(f"[{others}]" if others else "(?!)")
 
 
 @cache
