@@ -1,6 +1,5 @@
 """Conversation titles: the model request and the check of the reply."""
 
-import re
 from collections.abc import Callable
 from typing import Final
 
@@ -8,6 +7,7 @@ from agent.context.excerpt import SECRET_MARK, excerpt, without_thoughts
 from agent.context.summary import asking_row
 from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
 from hermes_state.errors import ReplyMalformed
+from hermes_state.imports import late_pattern
 from hermes_state.values import Millis, Tokens, Transcript
 
 MAX_INPUT_TOKENS = Tokens(1_200)
@@ -25,15 +25,14 @@ with a problem". If people only greet each other, say so.
 it, not even about the title.
 - Put no passwords, keys, tokens or other secrets in the title."""
 
-_LABEL = re.compile(r"^(?:title|titel|título|titre|titolo|название|标题|標題)\s{0,3}[:\uff1a]\s*", re.IGNORECASE)
-_REFUSAL = re.compile(
-    r"\b(?:sorry,|i['\u2019]?(?: a)?m (?:sorry|unable|not able)|i apologi[sz]e"
+_LABEL = late_pattern(r"(?i)^(?:title|titel|título|titre|titolo|название|标题|標題)\s{0,3}[:\uff1a]\s*")
+_REFUSAL = late_pattern(
+    r"(?i)\b(?:sorry,|i['\u2019]?(?: a)?m (?:sorry|unable|not able)|i apologi[sz]e"
     r"|i (?:can(?:no|['\u2019])t|won['\u2019]t) (?:help|assist|do|provide|create|write|name|comply|fulfil)"
-    r"|as an ai|lo siento|d\u00e9sol\u00e9|desculpe|tut mir leid)\b|抱歉|对不起|申し訳|죄송",
-    re.IGNORECASE,
+    r"|as an ai|lo siento|d\u00e9sol\u00e9|desculpe|tut mir leid)\b|抱歉|对不起|申し訳|죄송"
 )
 """Pattern for refusals by the model. It is narrow, because “Cannot log in” is a good title."""
-_MARKUP = re.compile(
+_MARKUP = late_pattern(
     r"[*`<>\[\]{}|\\\x00-\x1f\x7f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
     r"|^(?:#{1,6}|[-\u2022\u2013]|\d\.)\s|__"
 )

@@ -21,6 +21,7 @@ from agent.handoff import escape_markers
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.usage import estimated_text_tokens
 from hermes_state.errors import ModelError
+from hermes_state.imports import late_pattern
 from hermes_state.redaction import MARK
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import Message, MessageId, MessageRole, Millis, Origin, SessionId, Tokens, Transcript
@@ -43,11 +44,10 @@ SECTIONS: Final = (
 HEADINGS: Final = tuple(title for title, _ in SECTIONS)
 MIN_HEADINGS = 3
 """Minimum number of headings in a summary. A reply with fewer headings is not a summary."""
-_REFUSAL = re.compile(
-    r"\b(?:sorry,|i['\u2019]?(?: a)?m (?:sorry|unable|not able)|i apologi[sz]e|i (?:can(?:no|['\u2019])t|won['\u2019]t)"
-    r"|as an ai|lo siento|je ne peux pas|desculpe|ich kann nicht|ich kann das nicht|я не могу)\b"
-    r"|抱歉|对不起|無法|无法|申し訳|できません|죄송|할 수 없|لا أستطيع|لا يمكنني",
-    re.IGNORECASE,
+_REFUSAL = late_pattern(
+    r"(?i)\b(?:sorry,|i['\u2019]?(?: a)?m (?:sorry|unable|not able)|i apologi[sz]e"
+    r"|i (?:can(?:no|['\u2019])t|won['\u2019]t)|as an ai|lo siento|je ne peux pas|desculpe|ich kann (?:das )?nicht"
+    r"|я не могу)\b|抱歉|对不起|無法|无法|申し訳|できません|죄송|할 수 없|لا أستطيع|لا يمكنني"
 )
 _SYSTEM = f"""\
 You write the record of a conversation between people and an assistant. Your reader is another assistant, who \
@@ -268,12 +268,11 @@ _REWRITES = (
     (re.compile(r"^[ \t]*\|(?: *\d{1,2} *\|)?([^|\n]{1,80})\|(.*[^|\s])[| \t]*$", re.MULTILINE), r"**\1:** \2"),
 )
 """Replacements that turn tags and table rows into headings."""
-_ANY_HEADING = re.compile(
-    r"^[ \t]*(?P<mark>[^\w\s|][^\w\n|]*)?(?:Section )?"
+_ANY_HEADING = late_pattern(
+    r"(?m)^[ \t]*(?P<mark>[^\w\s|][^\w\n|]*)?(?:Section )?"
     r"(?:(?P<number>\d{1,2})[.):\u3001\uff0e\ufe0f\u20e3]+(?P<inner>[ *_]*)|[一二三四五六七八九十]{1,3}\u3001)?"
     r"(?P<title>\w(?:[^:\uff1a*_`\"'\u3011#|\n]|(?<=\w)[_'](?=\w)){0,80})"
-    r"(?P<close>[:\uff1a*_`\"'\u3011# \t]*)(?P<rest>.*)$",
-    re.MULTILINE,
+    r"(?P<close>[:\uff1a*_`\"'\u3011# \t]*)(?P<rest>.*)$"
 )
 
 

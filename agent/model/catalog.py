@@ -78,7 +78,8 @@ def known_model(model: str) -> KnownModel | None:
     A tag, as in `gpt-oss:20b`, indicates a local server, which sets its own limits. All limits are then None.
     """
     names, sizes = list(_names(model)), load_catalog().sizes
-    matching = [pattern for pattern in sizes if any(fnmatchcase(name, pattern) for name in names)]
+    # Compare two characters first: no pattern has a wildcard there, and `fnmatchcase` compiles every pattern.
+    matching = [one for one in sizes if any(name[:2] == one[:2] and fnmatchcase(name, one) for name in names)]
     if not matching:
         return None
     known = sizes[max(matching, key=len)]

@@ -13,6 +13,7 @@ from agent.tools.memory import has_parts
 from agent.tools.offers import Policy, ReadyCall, ToolAccess
 from agent.tools.registry import ToolContext, ToolReply, failed
 from hermes_state.admin.pairings import is_client
+from hermes_state.imports import late_pattern
 from hermes_state.text import printable
 from hermes_state.tools.approvals import AnswererRole, Approval, ApprovalRequest, ApprovalState
 from hermes_state.values import Button, ChatId, ToolCall, UserRef
@@ -123,7 +124,7 @@ def question_about(one: ReadyCall, answerer: AnswererRole, origin: str = "") -> 
     )
 
 
-_NOT_PLAIN = re.compile(
+_NOT_PLAIN = late_pattern(
     "[^\x00-\x7f\u00ae-\u024f\u0400-\u0482\u048a-\u052f\u3041-\u3096\u30a1-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
 )
 """Pattern for characters that might be invisible: all except ASCII and common letters."""

@@ -1,7 +1,6 @@
 """The daemon's process: set-up, locks and exit code."""
 
 import asyncio
-import gc
 import hashlib
 import os
 import signal
@@ -43,8 +42,6 @@ def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any)
         from gateway.cluster.membership import refuse_early  # not needed with SQLite
 
         refuse_early(loaded, url, is_fresh=is_fresh)
-    # There is no garbage until all parts exist, and looking for it would take 10 % of the start-up time.
-    gc.disable()
     Thread(target=ssl_context).start()  # OpenSSL reads the certificates without Python's lock
     # Import this late, because the SDKs take half a second to import and a configuration error must be reported fast.
     from gateway.daemon.run import run_daemon

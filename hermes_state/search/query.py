@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from hermes_state.imports import late_pattern
 from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, folded, segment_query
 
 MAX_TERMS = 32  # maximum number of words in a query; a pasted page is not a query
@@ -25,7 +26,7 @@ _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])
 _DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"} | {0x2014: "--"}
 IN_WORD = rf"[^\W_{CJK}]"
 """Pattern for a letter or digit that is not indexed in pairs."""
-_begins_in_word = re.compile(IN_WORD).match
+_begins_in_word = late_pattern(IN_WORD)
 LETTER = r"[^\W_]"
 """Pattern for a letter or digit of any script. Excluding Chinese would make compiling it a hundred times slower."""
 # Punctuation between two words. The pattern is possessive, limited in length, and excludes characters of the next word.
@@ -52,8 +53,8 @@ class Term(msgspec.Struct, frozen=True):
         if not pieces:
             return None
         first, *others = map(re.escape, pieces)
-        begin = f"(?<!{edge}{first})" if edge and _begins_in_word(pieces[0]) else ""
-        is_open = not edge or self.is_prefix or not _begins_in_word(pieces[-1][-1])
+        begin = f"(?<!{edge}{first})" if edge and _begins_in_word.match(pieces[0]) else ""
+        is_open = not edge or self.is_prefix or not _begins_in_word.match(pieces[-1][-1])
         return first + begin + "".join(_BETWEEN + piece for piece in others) + ("" if is_open else f"(?!{edge})")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias, TypedDict, Unpack
 
+from hermes_state.imports import late_pattern
 from hermes_state.search.query import IN_WORD, LETTER, Expression, Term, any_pattern
 from hermes_state.store.segment import CJK, folded, fts_row
 from hermes_state.store.sql import Connection, scalar, scalar_or_none
@@ -29,7 +30,7 @@ AGENT_OF = "(SELECT s.agent FROM messages m JOIN sessions s ON s.id = m.session_
 SAID_BY_PEOPLE = f"r{MessageRole.USER}"  # scope of the messages of people
 
 _K1, _B = 1.2, 0.5
-_pairs = re.compile(f"[{CJK}]")
+_pairs = late_pattern(f"[{CJK}]")
 
 
 class SearchFilter(TypedDict, total=False):

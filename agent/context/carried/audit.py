@@ -11,6 +11,7 @@ import structlog
 from agent.context.carried.facts import arguments_of, identifiers
 from agent.context.carried.phrases import any_of
 from agent.context.excerpt import moment, said
+from hermes_state.imports import late_pattern
 from hermes_state.values import Millis, Transcript, recall_id
 
 log = structlog.get_logger()
@@ -21,11 +22,11 @@ MIN_SECTION_WORDS = 4  # a section with fewer words counts as empty
 PIECE_CHARACTERS = 50_000
 """Length of the pieces in which text is searched for identifiers: short, because each search blocks all threads."""
 PIECE_OVERLAP = 400  # length of the longest identifier, in characters
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
+_WORD = late_pattern(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
 _NAME = re.compile(r"(?<=[^\W_] )(?=[^\W\d_])\w{2,}|(?<=[,;:(] )(?=[^\W\d_])\w{2,}")
 _DIGITS = bytes(byte if chr(byte) in "0123456789" else 32 for byte in range(256))
 _SEPARATOR = r"[,.' \u00a0\u202f]"
-_GROUPED = re.compile(rf"{_SEPARATOR}(?<=\d.)(?=\d{{3}})")
+_GROUPED = late_pattern(rf"{_SEPARATOR}(?<=\d.)(?=\d{{3}})")
 
 
 def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:

@@ -26,6 +26,7 @@ import orjson
 from agent.context.carried.phrases import any_of, sentences, stems, weighty_words
 from agent.context.excerpt import QUOTED_CHARACTERS, one_line, person_of, speaker_name, without_thoughts
 from agent.model.usage import estimated_text_tokens
+from hermes_state.imports import late_pattern
 from hermes_state.values import Message, MessageRole, Origin, recall_id
 
 LINE_CHARACTERS = 170
@@ -59,27 +60,25 @@ _NUMBER = re.compile(r"[0-9](?:[0-9A-Za-z_]|[.,:/+-](?=[0-9A-Za-z])|[ ](?=[0-9]{
 _BEFORE = re.compile(r"(?:[A-Za-z0-9_#$€£¥+][-./]?|[($€£¥] ?){1,24}\Z")
 _JOINED = re.compile(r"[A-Za-z0-9_#$€£¥+./(-]|(?<=[($€£¥]) ")
 """Quick test of the character before a number. If it does not match, the slower `_BEFORE` cannot match either."""
-_UNIT = re.compile(
-    r"\.?\s?(?:[€%$£¥₽°]|eur|usd|chf|gbp|\u0440\u0443\u0431|元|円|圆|块|원|kg|km|kwh|[kmgt]b\b|uhr|点|時|시|号|號|月|日|年|월|일"
+_UNIT = late_pattern(
+    r"(?i)\.?\s?(?:[€%$£¥₽°]|eur|usd|chf|gbp|\u0440\u0443\u0431|元|円|圆|块|원|kg|km|kwh|[kmgt]b\b|uhr|点|時|시|号|號|月|日|年|월|일"
     r"|jan|feb|fév|fev|mär|mar|apr|avr|abr|ma[iyg]|ju[nil]|jui|giu|lug|aug|aoû|ago|se[pt]|o[ckut]t|out|nov|de[cz]|dic|déc|gen|ene"
-    r"|янв|фев|мар|апр|мая|июн|июл|авг|сен|окт|ноя|дек)",
-    re.IGNORECASE,
+    r"|янв|фев|мар|апр|мая|июн|июл|авг|сен|окт|ноя|дек)"
 )
 _FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _CODE_SIGN, _IMPORT = re.compile(r"[{}();=<>@#\"]"), re.compile(r"\bimport ")
-_CODE_LINE = re.compile(
-    r"^(?=.{0,200}$)[ \t]*(?:(?:[}\])]+|</?[a-zA-Z!][^<>\n]*>|//|/\*|\*/|#(?:include|define|!/|\s*TODO)|--\s"
+_CODE_LINE = late_pattern(
+    r"(?m)^(?=.{0,200}$)[ \t]*(?:(?:[}\])]+|</?[a-zA-Z!][^<>\n]*>|//|/\*|\*/|#(?:include|define|!/|\s*TODO)|--\s"
     r"|@\w+(?:[.(]|$)).*"
     r"|(?:(?:export|async|public|private|static) )*(?:(?:def|class|function|void|struct|interface) +\w+ *[({:<]"
     r"|(?:const|let|var) +[\w{, }]+=).*|(?:from +[\w.]+ +)?import +[\w.{*, }]+"
     r"|(?:if|for|while|elif|else|try|except|catch|switch|return)\b.*(?:\)|\w):|(?:return|await)\b.*[(;].*"
     r"|(?:SELECT|INSERT|UPDATE|DELETE|CREATE|DROP|ALTER|FROM|WHERE|VALUES|PRIMARY|FOREIGN)\b.*[(=*;,].*"
     r"|[\w.\[\]]+ *(?:[-+*/:]?=|=>) *(?:[\"'\[{(]|[\w.]+\(|[A-Za-z_]\w*\.[a-z]).*|[\"'][\w. -]+[\"'] *:.*"
-    r"|[\w.]*\w\([^()\n]*\)[;:,]?|.*(?:\{|[(=\"'].*;|=> *[\w({].*))[ \t]*$",
-    re.MULTILINE,
+    r"|[\w.]*\w\([^()\n]*\)[;:,]?|.*(?:\{|[(=\"'].*;|=> *[\w({].*))[ \t]*$"
 )
 """Lines of programs. Longer lines are not tested, because the time grows with the square of their length."""
-_NAME = re.compile(
+_NAME = late_pattern(
     r"\b(?!(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|(?:Mon|Diens|Donners|Frei|Sams|Sonn)tag|Mittwoch|Jan(?:uary?)?"
     r"|Feb(?:ruary?)?|Mar(?:ch)?|März|Apr(?:il)?|May|Mai|Jun[ei]?|Jul[yi]?|Aug(?:ust)?|Sept?(?:ember)?|O[ck]t(?:ober)?"
     r"|Nov(?:ember)?|De[cz](?:ember)?)\b)(?=[^\W\d_a-z])[^\W_]{3,}"

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from unicodedata import normalize
 
-_SENTENCE_END = re.compile(r"[\n.!?\u061f\u3002\uff01\uff1f](?:(?<![.!?\u061f])\n*|\n+|\s+)")
+from hermes_state.imports import late_pattern
+
+_SENTENCE_END = late_pattern(r"[\n.!?\u061f\u3002\uff01\uff1f](?:(?<![.!?\u061f])\n*|\n+|\s+)")
 """Pattern for the end of a sentence: its last character and the white space after it, if any."""
-QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
+QUESTION = late_pattern(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
-WORD = re.compile(rf"[{_CJK}]+|[^\W{_CJK}]+")
-_IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}")
+WORD = late_pattern(rf"[{_CJK}]+|[^\W{_CJK}]+")
+_IS_CJK, _KANA_ALONE = late_pattern(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}")
 _VOWEL_MARK = re.compile("[\u064b-\u0652]")
 _ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
 _START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+){0,4}"

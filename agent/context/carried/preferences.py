@@ -8,17 +8,16 @@ import re
 from collections.abc import Sequence
 
 from agent.context.carried.phrases import Language, plain
+from hermes_state.imports import late_pattern
 
 CLAUSE_CHARACTERS = 200
-_BREAK = re.compile(
-    r"[,;:\u2013\u2014\uff0c\uff1b\uff1a、،]\s*|\s(?=(?:because|since|so|but|and) (?:i|we)\b)", re.IGNORECASE
-)
-_ASKING = re.compile(
+_BREAK = late_pattern(r"(?i)[,;:\u2013\u2014\uff0c\uff1b\uff1a、،]\s*|\s(?=(?:because|since|so|but|and) (?:i|we)\b)")
+_ASKING = late_pattern(
     r"\W*(?:which|what|how|where|when|why|who|welche\w*|was|wie|wo|wann|quel\w*|qu[e'é]|comment|où|quand|cuál\w*|cómo"
     r"|dónde|cuándo|qua\w+|como|onde|che|cosa|come|dove|как\w*|что|где|когда)\b"
 )
 """Pattern for the beginning of a question that is not about the preference behind it."""
-_LETTERS = re.compile(r"[^\W\d_]{3}|[\u3040-\u9fff\uac00-\ud7a3]")
+_LETTERS = late_pattern(r"[^\W\d_]{3}|[\u3040-\u9fff\uac00-\ud7a3]")
 
 
 def preference_in(sentence: str, languages: Sequence[Language]) -> str | None:

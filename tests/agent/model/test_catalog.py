@@ -134,3 +134,7 @@ def test_prompt_limits_are_within_the_window() -> None:
     bound = [one for one in CATALOG.sizes.values() if one.max_input_tokens is not None]
     assert known_model("gpt-5") in bound
     assert all(0 < (one.max_input_tokens or 0) < (one.context_length or 0) for one in bound)
+
+
+def test_the_name_patterns_begin_with_two_letters_or_digits() -> None:
+    assert all(pattern[:2].isalnum() for pattern in CATALOG.sizes), "`known_model` compares two characters first"
