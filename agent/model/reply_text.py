@@ -235,6 +235,8 @@ def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> t
     Return None if the text contains no calls. The list is empty if the calls cannot be used, because they are broken,
     name unknown tools, or are followed by more text. It is also empty if `is_said` returns True for the text of a call.
     """
+    if _SIGN.search(text) is None:
+        return None
     passed = 0
     for begin in islice(_BEGIN.finditer(text), MAX_MARKERS):
         start = begin.start()
