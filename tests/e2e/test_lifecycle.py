@@ -71,6 +71,7 @@ async def test_a_log_file_that_is_deleted_is_opened_again(world: World) -> None:
     await world.gateway.start(HERMES_LOGGING__FILE="true")
     log = world.home / "logs" / "gateway.log"
     await world.converse("before")
+    await world.gateway.wait_for_log("turn.finished")  # the last line of the turn, written after its answer is sent
     assert '"turn_id":1' in log.read_text()
     log.unlink()
     await world.converse("after")
