@@ -260,9 +260,8 @@ def _set_aside(db: Connection, family: Sequence[LineageId], now: Millis) -> None
     db.execute(f"DELETE FROM platform_messages WHERE chat_id = ? AND {files}", (source.id,))
     for table, rows in (("attachments", files), ("turns", ours), ("sessions", ours)):
         db.execute(f"UPDATE {table} SET chat_id = ? WHERE {rows}", (aside,))
-    query = """UPDATE chats SET active_session_id = NULL WHERE id = ? AND active_session_id IN
-      (SELECT id FROM sessions WHERE lineage_id = ?)"""
-    db.execute(query, (source.id, family[0]))
+    active = "active_session_id IN (SELECT id FROM sessions WHERE lineage_id = ?)"
+    db.execute(f"UPDATE chats SET active_session_id = NULL WHERE id = ? AND {active}", (source.id, family[0]))
     db.execute("DELETE FROM live_buttons WHERE chat_id = ?", (source.id,))  # they contain the text of an answer
 
 
